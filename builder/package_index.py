@@ -1,0 +1,205 @@
+"""The package index that pip is configured for: which files a release has, and their bytes.
+
+pip's own configuration decides (its files, ``PIP_*`` variables); netrc and credentials in the URL
+are honoured by requests. pypi-simple reads the pages, HTML or JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+from builder.errors import PackageIndexError
+
+if TYPE_CHECKING:
+    import requests
+    from pypi_simple import DistributionPackage
+
+ATTEMPTS = 4  # connections tried for one request before the index counts as unreachable
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """pip's settings that concern us: index URLs in order, CA bundle, seconds before a timeout."""
+
+    urls: tuple[str, ...]
+    ca_bundle: str | None
+    timeout: float
+
+
+@dataclass(frozen=True)
+class ReleaseFile:
+    """A file of a release as the index lists it; ``size`` is None where the page has none."""
+
+    name: str
+    url: str
+    sha256: str | None
+    size: int | None
+    requires_python: str | None
+
+
+def redacted(url: str) -> str:
+    """Return the URL without its credentials, for messages and logs."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def pip_settings() -> IndexSettings:
+    """Ask pip for its configuration (``pip config list``), environment included."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    values: dict[str, str] = {}
+    if run.returncode == 0:
+        for line in run.stdout.splitlines():
+            key, separator, value = line.partition("=")
+            if separator:
+                # pip lists files first and its environment last, the order of precedence.
+                values[key.rpartition(".")[2]] = str(ast.literal_eval(value))
+    else:  # no pip in this environment (uv makes such): its variables still count
+        values = {
+            name.removeprefix("PIP_").lower().replace("_", "-"): value
+            for name, value in os.environ.items()
+            if name.startswith("PIP_")
+        }
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT  # noqa: PLC0415 - slow to import
+
+    urls = [values.get("index-url") or PYPI_SIMPLE_ENDPOINT]
+    urls += values.get("extra-index-url", "").split()
+    return IndexSettings(
+        urls=tuple(url for url in urls if url.startswith(("http://", "https://"))),
+        ca_bundle=values.get("cert"),
+        timeout=float(values.get("default-timeout", values.get("timeout", 30))),
+    )
+
+
+@contextmanager
+def _session(settings: IndexSettings) -> Iterator[requests.Session]:
+    import requests  # noqa: PLC0415 - slow to import
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415
+    from urllib3.util.retry import Retry  # noqa: PLC0415
+
+    retry = Retry(total=ATTEMPTS - 1, backoff_factor=0.3, status_forcelist=[429, 502, 503, 504])
+    with requests.Session() as session:
+        session.mount("https://", HTTPAdapter(max_retries=retry))
+        session.mount("http://", HTTPAdapter(max_retries=retry))
+        if settings.ca_bundle:
+            session.verify = settings.ca_bundle
+        yield session
+
+
+def _unreachable(url: str, error: Exception) -> PackageIndexError:
+    return PackageIndexError(
+        f"the package index does not answer: {type(error).__name__}",
+        where=redacted(url),
+        details=(redacted(str(error))[:300],),
+        next_step="check the network and `python -m pip config list`, then run the command again",
+    )
+
+
+def release_files(project: str, version: str, settings: IndexSettings) -> list[ReleaseFile]:
+    """Return the files of one release, from the first index that has the project.
+
+    :raises PackageIndexError: no index answers, or none has that release.
+    """
+    import requests  # noqa: PLC0415 - slow to import
+    from packaging.version import Version  # noqa: PLC0415
+    from pypi_simple import NoSuchProjectError, PyPISimple  # noqa: PLC0415
+
+    found: list[DistributionPackage] = []
+    for url in settings.urls:
+        with _session(settings) as session, PyPISimple(url, session=session) as client:
+            try:
+                page = client.get_project_page(project, timeout=settings.timeout)
+            except NoSuchProjectError:
+                continue
+            except (requests.RequestException, ValueError) as error:
+                raise _unreachable(url, error) from error
+        found = [
+            package
+            for package in page.packages
+            if package.version and _is_version(package.version, Version(version))
+        ]
+        if found:
+            break
+    if not found:
+        raise PackageIndexError(
+            f"no index has {project} {version}",
+            where=", ".join(redacted(url) for url in settings.urls),
+            next_step=f"check the version with: python -m pip index versions {project}",
+        )
+    return [
+        ReleaseFile(
+            name=package.filename,
+            url=package.url,
+            sha256=package.digests.get("sha256"),
+            size=package.size,
+            requires_python=package.requires_python,
+        )
+        for package in found
+    ]
+
+
+def _is_version(text: str, version: object) -> bool:
+    from packaging.version import InvalidVersion, Version  # noqa: PLC0415
+
+    try:
+        return Version(text) == version
+    except InvalidVersion:
+        return False
+
+
+@contextmanager
+def open_file(
+    file: ReleaseFile, settings: IndexSettings, start: int = 0
+) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """Request the file's bytes from offset ``start`` on.
+
+    Gives the offset at which the server really begins (0 where it knows no ranges) and the
+    chunks. A connection that breaks raises requests' own exceptions: the caller resumes.
+
+    :raises PackageIndexError: the server refuses (a status other than 200 and 206).
+    """
+    headers = {"Accept-Encoding": "identity"}  # a .tar.gz must not be unpacked on the way
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    with (
+        _session(settings) as session,
+        session.get(file.url, headers=headers, stream=True, timeout=settings.timeout) as response,
+    ):
+        if response.status_code not in (200, 206):
+            raise PackageIndexError(
+                f"the index answers {response.status_code} {response.reason}",
+                where=redacted(file.url),
+                next_step="check the index and its credentials, then run the command again",
+            )
+        offset = start if response.status_code == 206 else 0
+        yield offset, response.iter_content(1 << 20)
+
+
+def content_length(file: ReleaseFile, settings: IndexSettings) -> int:
+    """Ask the server for the size in bytes of a file."""
+    import requests  # noqa: PLC0415 - slow to import
+
+    with _session(settings) as session:
+        try:
+            response = session.head(
+                file.url,
+                allow_redirects=True,
+                timeout=settings.timeout,
+                headers={"Accept-Encoding": "identity"},
+            )
+            response.raise_for_status()
+            return int(response.headers["Content-Length"])
+        except (requests.RequestException, KeyError) as error:
+            raise _unreachable(file.url, error) from error

@@ -1,0 +1,135 @@
+"""Write a pin: what the package index and the sdist say about one release."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+import tomllib
+from pathlib import Path
+
+from builder import atomic, package_index
+from builder.errors import PinError
+from builder.fetch import download
+from builder.locations import UPSTREAM_DISTRIBUTION, Cache
+from builder.package_index import IndexSettings, ReleaseFile
+from builder.pin import Pin, PinnedFile
+
+ARCHITECTURES = ("x86_64", "aarch64")
+
+
+def make_pin(tag: str, cache: Cache) -> Pin:
+    """Describe the release from the configured index; downloads the sdist, not the wheels.
+
+    :raises PackageIndexError: the index lacks the release.
+    :raises PinError: the release lacks an sdist or every wheel, or the sdist tells no commit.
+    """
+    from packaging.utils import canonicalize_version  # noqa: PLC0415
+
+    version = tag.removeprefix("v")
+    if not tag.startswith("v") or not re.fullmatch(r"\d+(\.\d+)+((rc|a|b|\.post)\d+)?", version):
+        raise PinError(
+            "upstream's release tags look like v0.20.2",
+            where=tag,
+            next_step="python -m builder pin v0.20.2",
+        )
+    settings = package_index.pip_settings()
+    files = package_index.release_files(
+        UPSTREAM_DISTRIBUTION, canonicalize_version(version, strip_trailing_zero=False), settings
+    )
+    wheels = {
+        arch: _with_size(chosen, settings)
+        for arch in ARCHITECTURES
+        if (chosen := official_wheel(files, arch))
+    }
+    sdists = [file for file in files if file.name.endswith(".tar.gz")]
+    if not sdists or not wheels:
+        raise PinError(
+            f"the release has {len(sdists)} sdists and wheels for {sorted(wheels) or 'no machine'}",
+            where=f"{UPSTREAM_DISTRIBUTION} {version}",
+            next_step="wait until upstream has published its files, then run the command again",
+        )
+    sdist = sdists[0]
+    if sdist.sha256 is None:
+        raise PinError(
+            "the index gives no sha256 for the sdist",
+            where=sdist.name,
+            next_step="use an index that publishes hashes",
+        )
+    path = cache.downloads / sdist.sha256 / sdist.name
+    with atomic.exclusive(path, sdist.name):
+        if not path.exists():
+            download(sdist, path, settings, sha256=sdist.sha256, size=sdist.size)
+    facts = read_sdist(path)
+    return Pin(
+        tag=tag,
+        version=version,
+        commit=facts["commit"],
+        requires_python=facts["requires-python"],
+        torch=facts["torch"],
+        cuda=facts["cuda"],
+        sdist=PinnedFile(sdist.name, path.stat().st_size, sdist.sha256),
+        wheels=wheels,
+    )
+
+
+def official_wheel(files: list[ReleaseFile], arch: str) -> ReleaseFile | None:
+    """Return the wheel of ``arch`` that pip would take: the one with the highest build number."""
+    from packaging.utils import parse_wheel_filename  # noqa: PLC0415
+
+    candidates = []
+    for file in files:
+        if not file.name.endswith(".whl"):
+            continue
+        _, version, build, tags = parse_wheel_filename(file.name)
+        platforms = sorted(tag.platform for tag in tags)
+        if version.local is None and any(platform.endswith(f"_{arch}") for platform in platforms):
+            candidates.append((build, platforms, file))
+    return max(candidates, key=lambda found: found[:2])[2] if candidates else None
+
+
+def _with_size(file: ReleaseFile, settings: IndexSettings) -> PinnedFile:
+    if file.sha256 is None:
+        raise PinError(
+            "the index gives no sha256 for the wheel",
+            where=file.name,
+            next_step="use an index that publishes hashes",
+        )
+    size = file.size
+    if size is None:  # an HTML index: the server knows
+        size = package_index.content_length(file, settings)
+    return PinnedFile(file.name, size, file.sha256)
+
+
+def read_sdist(path: Path) -> dict[str, str]:
+    """Read commit, requires-python, torch and CUDA version from upstream's own files."""
+    wanted = {
+        "vllm/_version.py": "",
+        "vllm/envs.py": "",
+        "pyproject.toml": "",
+        "requirements/cuda.txt": "",
+    }
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            name = member.name.partition("/")[2]
+            if name in wanted and (file := archive.extractfile(member)):
+                wanted[name] = file.read().decode()
+    commit = re.search(
+        r"commit_id\s*(?:=\s*__commit_id__\s*)?=\s*'g?([0-9a-f]{7,40})'", wanted["vllm/_version.py"]
+    )
+    if commit is None:
+        raise PinError(
+            "vllm/_version.py in the sdist does not tell upstream's commit",
+            where=path.name,
+            next_step="report this: the release was made in a new way",
+        )
+    project = tomllib.loads(wanted["pyproject.toml"])["project"]
+    torch = re.search(
+        r"^torch\s*([=<>!~].*?)\s*(#.*)?$", wanted["requirements/cuda.txt"], re.MULTILINE
+    )
+    cuda = re.search(r'VLLM_MAIN_CUDA_VERSION: str = "([\d.]+)"', wanted["vllm/envs.py"])
+    return {
+        "commit": commit[1],
+        "requires-python": project.get("requires-python", ""),
+        "torch": torch[1].replace(" ", "") if torch else "",
+        "cuda": cuda[1] if cuda else "",
+    }
