@@ -1,0 +1,160 @@
+"""The numbered series of one release: ``patches/TAG/series`` and the files that it names.
+
+quilt's format: one patch a line, in order, ``#`` comments. A line may name a patch that several
+releases share: ``../common/NNNN-subject.patch``. The number is a patch's identity, not its place.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.errors import SeriesError, UnknownTagError
+from builder.locations import Project
+
+COMMON = "../common/"
+_LINE = re.compile(r"(?P<entry>(?:\.\./common/)?(?P<number>\d{4})-[A-Za-z0-9._-]+\.patch)(\s+-p1)?")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the series file."""
+
+    line: str
+    number: int
+    path: Path
+
+    @property
+    def is_common(self) -> bool:
+        return self.line.startswith(COMMON)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series file that was read; the patches themselves are not."""
+
+    tag: str
+    folder: Path
+    entries: tuple[Entry, ...]
+    requires_alias: bool
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(entry.path for entry in self.entries)
+
+
+def series_tags(project: Project) -> list[str]:
+    """Return the tags that have a series folder."""
+    from packaging.version import Version  # noqa: PLC0415
+
+    folders = (path.parent.name for path in project.patches.glob("v*/series"))
+    return sorted(folders, key=Version)
+
+
+def read_series(project: Project, tag: str) -> Series:
+    """Read and check the series file of ``tag``.
+
+    :raises UnknownTagError: there is no series folder for the tag.
+    :raises SeriesError: the file and the folder disagree; each fault is a line of the details.
+    """
+    folder = project.patches / tag
+    file = folder / "series"
+    if not file.is_file():
+        known = ", ".join(series_tags(project)) or "none"
+        raise UnknownTagError(
+            f"no series for {tag!r} (there are: {known})",
+            where=str(file),
+            next_step=f"make one from the nearest release, or an empty one: mkdir -p {folder} && "
+            f"touch {file}",
+        )
+    entries, faults = _parse(file, folder)
+    faults += _disagreements(project, folder, entries)
+    if faults:
+        raise SeriesError(
+            f"the series is not consistent ({len(faults)} faults)",
+            where=str(file),
+            details=tuple(faults),
+            next_step="correct the series file or the patch files, then: "
+            f"python -m builder series --tag {tag}",
+        )
+    return Series(tag, folder, tuple(entries), _requires_alias(folder))
+
+
+def _parse(file: Path, folder: Path) -> tuple[list[Entry], list[str]]:
+    entries: list[Entry] = []
+    faults: list[str] = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None:
+            faults.append(
+                f"line {number}: {text!r} is not NNNN-name.patch or {COMMON}NNNN-name.patch"
+            )
+            continue
+        entry = match["entry"]
+        entries.append(Entry(entry, int(match["number"]), (folder / entry).resolve()))
+    return entries, faults
+
+
+def _disagreements(project: Project, folder: Path, entries: list[Entry]) -> list[str]:
+    faults = []
+    seen: dict[Path, str] = {}
+    numbers: dict[int, str] = {}
+    for entry in entries:
+        if entry.path in seen:
+            faults.append(f"{entry.line} is listed twice")
+            continue
+        seen[entry.path] = entry.line
+        if not entry.path.is_file():
+            faults.append(f"{entry.line} is listed, but there is no such file")
+        if entry.number in numbers:
+            faults.append(
+                f"number {entry.number:04d} is used by {numbers[entry.number]} and {entry.line}"
+            )
+        numbers.setdefault(entry.number, entry.line)
+    faults += [
+        f"{path.name} lies in the folder, but is not listed"
+        for path in sorted(folder.glob("*.patch"))
+        if path.resolve() not in seen
+    ]
+    for path in sorted((project.patches / "common").glob("*.patch")):
+        number = int(path.name[:4]) if path.name[:4].isdigit() else -1
+        if number in numbers and path.resolve() not in seen:
+            faults.append(
+                f"number {number:04d} is used by {numbers[number]} and {COMMON}{path.name}"
+            )
+    return faults
+
+
+def unlisted_common(project: Project) -> list[str]:
+    """Return the shared patches that no series names."""
+    listed = {path for tag in series_tags(project) for path in read_series(project, tag).paths}
+    return [
+        path.name
+        for path in sorted((project.patches / "common").glob("*.patch"))
+        if path.resolve() not in listed
+    ]
+
+
+def _requires_alias(folder: Path) -> bool:
+    settings = folder / "settings.toml"
+    if not settings.exists():
+        return False
+    try:
+        data = tomllib.loads(settings.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SeriesError(
+            f"not valid TOML: {error}", where=str(settings), next_step="correct the file"
+        ) from error
+    unknown = set(data) - {"alias"}
+    if unknown or not isinstance(data.get("alias", False), bool):
+        raise SeriesError(
+            f"unknown settings or values: {sorted(unknown) or data}",
+            where=str(settings),
+            next_step="the one setting is: alias = true",
+        )
+    return bool(data.get("alias", False))
