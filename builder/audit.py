@@ -1,0 +1,339 @@
+"""Stage audit: the proof that the wheel differs from the official one in just what the series says.
+
+Every byte is read again: each RECORD hash is recomputed, each member compared with upstream's, and
+each difference must be what a patch or the rename makes of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from builder import atomic, metadata, provenance
+from builder.classify import Kind, TouchedPath
+from builder.console import say
+from builder.errors import AuditError
+from builder.fetch import sha256_of
+from builder.locations import DISTRIBUTION, Cache
+from builder.repack import WheelInputs, own_members
+from builder.wheel_archive import (
+    CHUNK,
+    Content,
+    RecordEntry,
+    dist_info_of,
+    read_record,
+    record_hash,
+)
+from builder.wheel_name import dist_info_name
+
+AUDIT_FORMAT = 1  # raised when the audit asks more than before: cached results count no longer
+_REBUILD = "python -m builder --tag TAG, from a clean checkout; do not publish this file"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A member that is not the official one, and what explains it."""
+
+    member: str
+    change: str  # added, changed or removed
+    explained_by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result for one wheel: everything that differs is in ``differences``."""
+
+    wheel_sha256: str
+    official_sha256: str
+    members: int
+    identical: int
+    compiled: int
+    differences: tuple[Difference, ...]
+
+
+def audit(wheel: Path, inputs: WheelInputs, cache: Cache, *, compiled: bool = False) -> Audit:
+    """Audit the wheel, or look the result up where these very files were audited before.
+
+    :param compiled: the wheel was built from source, so its extensions are not upstream's.
+    :raises AuditError: naming the member, field or tag that nothing explains.
+    """
+    ours, theirs = sha256_of(wheel), sha256_of(inputs.official)
+    parts = [str(AUDIT_FORMAT), ours, theirs, inputs.applied.head, wheel.name, str(compiled)]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    record = cache.audits / f"{key}.json"
+    if record.exists():
+        try:
+            data = json.loads(record.read_text())
+            differences = tuple(
+                Difference(d["member"], d["change"], tuple(d["explained_by"]))
+                for d in data.pop("differences")
+            )
+            return Audit(**data, differences=differences)
+        except (ValueError, TypeError, KeyError):
+            record.unlink()
+    say(f"audit: {wheel.name}")
+    result = _audit(wheel, inputs, ours, theirs, compiled=compiled)
+    atomic.write_text(record, json.dumps(asdict(result), indent=1))
+    return result
+
+
+def _audit(wheel: Path, inputs: WheelInputs, ours: str, theirs: str, *, compiled: bool) -> Audit:
+    dist_info = dist_info_name(inputs.version)
+    try:
+        with ZipFile(wheel) as archive, ZipFile(inputs.official) as official:
+            names = archive.namelist()
+            if dist_info_of(names, wheel.name) != dist_info:
+                raise _fault(wheel, dist_info, "is not the name of the wheel's .dist-info folder")
+            if len(names) != len(set(names)):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise _fault(wheel, twice, "stands in the archive twice")
+            old = dist_info_of(official.namelist(), inputs.official.name)
+            record, known = read_record(archive, dist_info), read_record(official, old)
+            modes = {i.filename: i.external_attr >> 16 & 0o777 for i in official.infolist()}
+            _check_modes(wheel, archive, modes, inputs, old, dist_info)
+        _check_record(wheel, names, record, dist_info)
+        _check_hashes(wheel, record)
+        differences = list(_differences(wheel, inputs, record, known, old, compiled=compiled))
+        _check_dist_info(wheel, inputs, compiled=compiled)
+    except (BadZipFile, zlib.error, EOFError, KeyError, UnicodeDecodeError) as error:
+        raise AuditError(
+            f"not a readable wheel: {error}", where=wheel.name, next_step=_REBUILD
+        ) from error
+    renamed = {n.replace(f"{old}/", f"{dist_info}/", 1): entry for n, entry in known.items()}
+    identical = sum(renamed.get(name) == entry for name, entry in record.items())
+    return Audit(
+        wheel_sha256=ours,
+        official_sha256=theirs,
+        members=len(names),
+        identical=identical,
+        compiled=sum(n.endswith(".so") and known.get(n) == record.get(n) for n in record),
+        differences=tuple(sorted(differences, key=lambda item: item.member)),
+    )
+
+
+def _fault(wheel: Path, member: str, what: str) -> AuditError:
+    return AuditError(f"{member} {what}", where=wheel.name, next_step=_REBUILD)
+
+
+def _check_record(
+    wheel: Path, names: list[str], record: dict[str, RecordEntry], dist_info: str
+) -> None:
+    expected = set(names) - {f"{dist_info}/RECORD"}
+    if missing := sorted(expected - set(record)):
+        raise _fault(wheel, missing[0], "is not listed in RECORD")
+    if extra := sorted(set(record) - expected):
+        raise _fault(wheel, extra[0], "is listed in RECORD and not in the archive")
+
+
+def _check_hashes(wheel: Path, record: dict[str, RecordEntry]) -> None:
+    """Recompute every hash. zlib and hashlib let go of the interpreter lock: two threads."""
+    with ZipFile(wheel) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    order = sorted(record, key=lambda name: -sizes[name])
+    with ThreadPoolExecutor(2) as pool:
+        for faults in pool.map(
+            _hash_faults, repeat(wheel), (order[::2], order[1::2]), repeat(record)
+        ):
+            for name, what in faults:
+                raise _fault(wheel, name, what)
+
+
+def _hash_faults(
+    wheel: Path, names: Iterable[str], record: dict[str, RecordEntry]
+) -> list[tuple[str, str]]:
+    faults = []
+    with ZipFile(wheel) as archive:
+        for name in names:
+            digest, size = hashlib.sha256(), 0
+            try:
+                with archive.open(name) as member:
+                    while chunk := member.read(CHUNK):
+                        digest.update(chunk)
+                        size += len(chunk)
+            except (BadZipFile, zlib.error, EOFError) as error:
+                faults.append((name, f"is damaged: {error}"))
+                continue
+            if RecordEntry(record_hash(digest.digest()), size) != record[name]:
+                faults.append((name, "is not what RECORD says (sha256 or size differ)"))
+    return faults
+
+
+def _check_modes(
+    wheel: Path,
+    archive: ZipFile,
+    modes: dict[str, int],
+    inputs: WheelInputs,
+    old: str,
+    dist_info: str,
+) -> None:
+    patched = {item.path: item.mode for item in inputs.touched if item.present}
+    for info in archive.infolist():
+        if info.filename == f"{dist_info}/RECORD":
+            continue
+        before = modes.get(info.filename.replace(f"{dist_info}/", f"{old}/", 1))
+        expected = patched.get(info.filename, before)
+        actual = info.external_attr >> 16 & 0o777
+        if expected is not None and (actual ^ expected) & 0o111:
+            raise _fault(wheel, info.filename, f"has mode {actual:o}, {expected:o} is expected")
+
+
+def _differences(
+    wheel: Path,
+    inputs: WheelInputs,
+    record: dict[str, RecordEntry],
+    known: dict[str, RecordEntry],
+    old: str,
+    *,
+    compiled: bool,
+) -> Iterable[Difference]:
+    """Yield each difference with its explanation; raise where there is none."""
+    dist_info = dist_info_name(inputs.version)
+    touched = {item.path: item for item in inputs.touched}
+    for path, item in touched.items():
+        if item.kind is Kind.SHIPS and item.present and path not in record:
+            raise _fault(wheel, path, f"is missing, {item.patches[-1]} adds or changes it")
+    own = own_members(inputs)
+    ours = {name for name in record if not name.startswith(f"{dist_info}/")}
+    theirs = {name for name in known if not name.startswith(f"{old}/")}
+    for name in sorted(ours | theirs):
+        before, after = known.get(name), record.get(name)
+        if before == after:
+            _check_untouched(wheel, inputs, touched.get(name), after)
+            continue
+        change = "added" if before is None else "removed" if after is None else "changed"
+        yield Difference(
+            name, change, _explain(wheel, inputs, touched, own, name, after, compiled=compiled)
+        )
+
+
+def _check_untouched(
+    wheel: Path, inputs: WheelInputs, item: TouchedPath | None, entry: RecordEntry | None
+) -> None:
+    """A path that a patch changes cannot be upstream's member still."""
+    if item is not None and item.kind is Kind.SHIPS and entry != _entry(inputs.after(item.path)):
+        raise _fault(wheel, item.path, f"is still upstream's, {item.patches[-1]} changes it")
+
+
+def _explain(
+    wheel: Path,
+    inputs: WheelInputs,
+    touched: dict[str, TouchedPath],
+    own: dict[str, Content],
+    name: str,
+    entry: RecordEntry | None,
+    *,
+    compiled: bool,
+) -> tuple[str, ...]:
+    if name in own and name not in touched:
+        source = own[name].source
+        if isinstance(source, bytes) and entry == _entry(source):
+            return ("rename",)
+        raise _fault(wheel, name, "is not what the rename makes of it")
+    item = touched.get(name)
+    if item is not None and item.kind is Kind.SHIPS:
+        if entry == _entry(inputs.after(name)):
+            return item.patches
+        raise _fault(wheel, name, f"is not what {', '.join(item.patches)} makes of it")
+    builders = tuple(
+        sorted(
+            {p for i in inputs.touched if i.kind in (Kind.BUILD, Kind.COMPILED) for p in i.patches}
+        )
+    )
+    is_extension = name.endswith(".so")
+    if builders and not is_extension:
+        return builders  # upstream's build, changed by these, made or left out the file
+    if compiled:
+        return (*builders, "built from source")
+    raise _fault(wheel, name, "differs from the official wheel's, and no patch explains it")
+
+
+def _entry(data: bytes | None) -> RecordEntry | None:
+    if data is None:
+        return None
+    return RecordEntry(record_hash(hashlib.sha256(data).digest()), len(data))
+
+
+def _check_dist_info(wheel: Path, inputs: WheelInputs, *, compiled: bool) -> None:
+    """Compare METADATA, entry points, WHEEL and the SBOM with what the trees say."""
+    dist_info = dist_info_name(inputs.version)
+    with ZipFile(wheel) as archive, ZipFile(inputs.official) as official:
+        old = dist_info_of(official.namelist(), inputs.official.name)
+        theirs, ours = set(official.namelist()), set(archive.namelist())
+
+        def pair(name: str) -> tuple[str, str]:
+            before = official.read(f"{old}/{name}").decode() if f"{old}/{name}" in theirs else ""
+            after = (
+                archive.read(f"{dist_info}/{name}").decode()
+                if f"{dist_info}/{name}" in ours
+                else ""
+            )
+            return before, after
+
+        extra = {n.removeprefix(f"{dist_info}/") for n in ours if n.startswith(f"{dist_info}/")} - {
+            n.removeprefix(f"{old}/") for n in theirs if n.startswith(f"{old}/")
+        }
+        for name in sorted(extra - {f"sboms/{name}" for name in inputs.sboms}):
+            raise _fault(
+                wheel, f"{dist_info}/{name}", "is in no official wheel and no patch adds it"
+            )
+        tags = [sorted(metadata.parse(text).values("Tag")) for text in pair("WHEEL")]
+        if tags[0] != tags[1] and not compiled:
+            raise _fault(wheel, f"{dist_info}/WHEEL", f"has tags {tags[1]}, official {tags[0]}")
+        for name, data in inputs.sboms.items():
+            if archive.read(f"{dist_info}/sboms/{name}") != data:
+                raise _fault(wheel, f"{dist_info}/sboms/{name}", "describes other inputs")
+        provenance.read_sbom(archive.read(f"{dist_info}/sboms/{provenance.SBOM_NAME}"))
+        _check_metadata(wheel, inputs, *pair("METADATA"))
+        _check_text(wheel, inputs, "entry_points.txt", *pair("entry_points.txt"))
+        _check_text(wheel, inputs, "top_level.txt", *pair("top_level.txt"))
+        _check_text(wheel, inputs, "licenses/LICENSE", *pair("licenses/LICENSE"))
+
+
+def _check_metadata(wheel: Path, inputs: WheelInputs, official: str, ours: str) -> None:
+    before, after = metadata.parse(official), metadata.parse(ours)
+    expected = {"Name": [DISTRIBUTION], "Version": [inputs.version]}
+    for name in sorted({key for key, _ in (*before.fields, *after.fields)}):
+        was, now = sorted(before.values(name)), sorted(after.values(name))
+        if name in expected:
+            if now != expected[name]:
+                raise _fault(wheel, f"METADATA {name}", f"is {now}, {expected[name]} is expected")
+        elif was != now and not _metadata_patches(inputs):
+            odd = sorted(set(was) ^ set(now))
+            raise _fault(wheel, f"METADATA {name}", f"differs and no patch explains it: {odd[0]}")
+    if not any(item.kind is Kind.BUILD or item.kind is Kind.COMPILED for item in inputs.touched):
+        computed = metadata.parse(
+            metadata.patched_metadata(
+                official, inputs.before, inputs.after, inputs.version, inputs.pin.cuda
+            )
+        )
+        for name in sorted({key for key, _ in (*computed.fields, *after.fields)}):
+            want, have = sorted(computed.values(name)), sorted(after.values(name))
+            if want != have:
+                odd = sorted(set(want) ^ set(have))
+                raise _fault(wheel, f"METADATA {name}", f"is not what the patches make: {odd[0]}")
+        if computed.body.strip() != after.body.strip():
+            raise _fault(wheel, "METADATA", "has another description than the tree")
+
+
+def _check_text(wheel: Path, inputs: WheelInputs, name: str, official: str, ours: str) -> None:
+    if official == ours:
+        return
+    if name == "top_level.txt":
+        tops = {i.path.partition("/")[0] for i in inputs.touched if i.kind is Kind.SHIPS}
+        explained = set(ours.split()) - set(official.split()) <= tops
+    else:
+        explained = bool(_metadata_patches(inputs))
+    if not explained:
+        raise _fault(wheel, name, "differs from the official one and no patch explains it")
+
+
+def _metadata_patches(inputs: WheelInputs) -> set[str]:
+    kinds = (Kind.METADATA, Kind.BUILD)
+    return {patch for item in inputs.touched if item.kind in kinds for patch in item.patches}

@@ -1,0 +1,323 @@
+"""The command line: options in, stages called, results printed, errors turned into exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from builder.classify import Mode
+from builder.errors import BuilderError
+from builder.locations import Cache, Project, default_cache, default_project
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,  # importing rich for --help costs more than all the rest
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Turn a pinned vLLM release and a numbered patch series into an installable wheel.",
+)
+
+Tag = Annotated[str, typer.Option("--tag", help="Upstream's release tag, such as v0.20.2.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+# typer carries click under a name that is private and has changed: its base class is found here.
+_USAGE_ERRORS: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class State:
+    """What the options before the command say; set once by the callback."""
+
+    project: Project = default_project()
+    cache: Cache = default_cache()
+    as_json: bool = False
+
+
+@app.callback(invoke_without_command=True)
+def build_command(
+    context: typer.Context,
+    tag: Annotated[
+        str | None, typer.Option("--tag", help="Build this release: fetch, patch, audit, stage.")
+    ] = None,
+    arch: Annotated[str, typer.Option(help="x86_64 or aarch64.")] = "x86_64",
+    mode: Annotated[Mode, typer.Option(help="auto picks the first faithful one.")] = Mode.AUTO,
+    source: Annotated[str, typer.Option(help="sdist, or git with --upstream-url.")] = "sdist",
+    upstream_url: Annotated[str | None, typer.Option(help="Clone this with --source git.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the wheel goes.")] = Path("dist"),
+    index: Annotated[
+        Path | None, typer.Option(help="Directory index to stage in (default: OUT/index).")
+    ] = None,
+    no_stage: Annotated[bool, typer.Option("--no-stage", help="Leave the index alone.")] = False,
+    with_alias: Annotated[
+        bool, typer.Option("--with-alias", help="Also build the alias distribution vllm.")
+    ] = False,
+    project: Annotated[
+        Path | None, typer.Option(help="Folder with upstream/ and patches/ (default: this one).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    if project is not None:
+        State.project = Project(project.absolute())
+    if context.invoked_subcommand is not None:
+        return
+    if tag is None:
+        raise typer.BadParameter("give --tag, or a command (see --help)")
+    if source not in ("sdist", "git") or (source == "git") != (upstream_url is not None):
+        raise typer.BadParameter("--source git and --upstream-url URL go together")
+    State.as_json = as_json
+    from builder import pipeline, report  # noqa: PLC0415 - keeps --help quick
+
+    request = pipeline.Request(
+        tag=tag,
+        arch=arch,
+        mode=mode,
+        upstream_url=upstream_url,
+        out=out.absolute(),
+        index=None if no_stage else (index or out / "index").absolute(),
+        with_alias=with_alias,
+    )
+    built = pipeline.build(request, State.project, State.cache)
+    typer.echo(report.built_as_json(built) if as_json else report.built_as_text(built))
+
+
+@app.command("pin")
+def pin_command(
+    tag: Annotated[str, typer.Argument(help="Upstream's release tag, such as v0.20.2.")],
+    force: Annotated[bool, typer.Option("--force", help="Accept changed hashes.")] = False,
+) -> None:
+    """Write upstream/TAG.toml from the package index that pip is configured for."""
+    from builder import pin, pinning  # noqa: PLC0415
+
+    made = pinning.make_pin(tag, State.cache)
+    changed = pin.save(State.project.pins, made, force=force)
+    path = State.project.pins / f"{tag}.toml"
+    typer.echo(f"{path}: {'written' if changed else 'unchanged'}")
+
+
+@app.command("series")
+def series_command(tag: Tag, as_json: Json = False) -> None:
+    """List the patches of a release and lint them."""
+    State.as_json = as_json
+    from builder import lint, pipeline, report, series  # noqa: PLC0415
+    from builder.apply import read_patches  # noqa: PLC0415
+
+    pin, found, applied = pipeline.applied_series(tag, State.project, State.cache)
+    patches = read_patches(found.paths, State.cache)
+    typer.echo(report.series_listing(pin, found, patches, applied, as_json=as_json))
+    faults = [f"{patch.name}: {fault}" for patch in patches for fault in lint.lint_patch(patch)]
+    for entry, patch in zip(found.entries, patches, strict=True):
+        if entry.is_common:
+            faults += [f"{patch.name}: {fault}" for fault in lint.lint_common(patch)]
+    faults += lint.lint_trees(applied, patches)
+    faults += [f"common/{name} is in no series" for name in series.unlisted_common(State.project)]
+    lint.check(faults, str(found.folder))
+
+
+@app.command("edit")
+def edit_command(
+    tag: Tag,
+    worktree: Annotated[Path | None, typer.Option(help="Default: ./vllm-TAG.")] = None,
+) -> None:
+    """Make a work tree with the series as commits, to amend."""
+    from builder import edit, pipeline  # noqa: PLC0415
+
+    _, _, applied = pipeline.applied_series(tag, State.project, State.cache)
+    folder = edit.edit(applied, worktree or edit.default_worktree(tag))
+    typer.echo(
+        f"{folder}: branch {edit.branch_of(tag)}, {len(applied.patches)} commits on {tag}\n"
+        f"amend them (git rebase -i {tag}), then: python -m builder export --tag {tag} "
+        f"--worktree {folder}"
+    )
+
+
+@app.command("export")
+def export_command(
+    tag: Tag,
+    worktree: Annotated[Path | None, typer.Option(help="Default: ./vllm-TAG.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; fail where the files would change.")
+    ] = False,
+    raise_revision: Annotated[
+        bool, typer.Option("--raise-revision", help="Raise N of +glm5.N where what ships changed.")
+    ] = False,
+) -> None:
+    """Write the commits of a work tree back as the series."""
+    from builder import edit, export, pipeline  # noqa: PLC0415
+    from builder.errors import DirtyWorktreeError  # noqa: PLC0415
+    from builder.repository import Git  # noqa: PLC0415
+
+    if check and worktree is None:
+        _, found, applied = pipeline.applied_series(tag, State.project, State.cache)
+        plan = export.plan_export(
+            applied.repository, applied.base, applied.head, found, State.project, State.cache
+        )
+    else:
+        from builder.series import read_series  # noqa: PLC0415
+
+        folder = worktree or edit.default_worktree(tag)
+        if not (folder / ".git").exists():
+            raise DirtyWorktreeError(
+                "no work tree to export from",
+                where=str(folder),
+                next_step=f"python -m builder edit --tag {tag} --worktree {folder}",
+            )
+        edit.require_clean(folder)
+        found = read_series(State.project, tag)
+        git = Git(folder.absolute())
+        base = git.text("rev-parse", f"{tag}^{{commit}}")
+        plan = export.plan_export(git, base, git.text("rev-parse", "HEAD"), found, State.project,
+                                  State.cache)  # fmt: skip
+    if check:
+        export.check_export(plan)
+        typer.echo(f"{tag}: {len(plan.patches)} patches are what an export writes")
+    elif plan.is_noop:
+        typer.echo(f"{tag}: nothing changed")
+    else:
+        export.write_export(plan)
+        for line in plan.written:
+            typer.echo(f"written {line}")
+        for line in plan.removed:
+            typer.echo(f"removed {line}")
+    _check_revisions(tag, do_raise=raise_revision and not check)
+
+
+def _check_revisions(tag: str, *, do_raise: bool) -> None:
+    """Check (or raise) N of this series and of every one that names a shared patch of it."""
+    from builder import pin, revision, series  # noqa: PLC0415
+    from builder.errors import RevisionError  # noqa: PLC0415
+
+    shared = {e.path for e in series.read_series(State.project, tag).entries if e.is_common}
+    stale = []
+    for other in series.series_tags(State.project):
+        found = series.read_series(State.project, other)
+        if other != tag and not shared & set(found.paths):
+            continue
+        pinned = pin.load(State.project.pins, other)
+        if do_raise:
+            now = revision.raise_revision(pinned, found)
+            typer.echo(f"{other}: +glm5.{now.number}")
+            continue
+        try:
+            revision.checked_revision(pinned, found)
+        except RevisionError:
+            stale.append(other)
+    if stale:
+        raise RevisionError(
+            f"what ships has changed and N of +glm5.N has not, in: {', '.join(stale)}",
+            where=str(State.project.patches),
+            next_step="; ".join(f"python -m builder revision --tag {t} --raise" for t in stale),
+        )
+
+
+@app.command("revision")
+def revision_command(
+    tag: Tag,
+    do_raise: Annotated[bool, typer.Option("--raise", help="Write the next N.")] = False,
+) -> None:
+    """Show N of +glm5.N, or raise it after what ships has changed."""
+    from builder import pin, revision, series  # noqa: PLC0415
+
+    pinned = pin.load(State.project.pins, tag)
+    found = series.read_series(State.project, tag)
+    if do_raise:
+        typer.echo(f"+glm5.{revision.raise_revision(pinned, found).number}")
+    else:
+        typer.echo(f"+glm5.{revision.checked_revision(pinned, found)}")
+
+
+@app.command("verify")
+def verify_command(
+    wheel: Annotated[Path, typer.Argument(help="A wheel that this tool built.")],
+    as_json: Json = False,
+) -> None:
+    """Audit a wheel: RECORD, and each difference from the official one."""
+    State.as_json = as_json
+    from builder import pipeline, report  # noqa: PLC0415
+
+    result, _ = pipeline.verify(wheel, State.project, State.cache)
+    typer.echo(report.audit_as_json(result) if as_json else report.audit_table(result))
+
+
+@app.command("serve")
+def serve_command(
+    index: Annotated[Path, typer.Option(help="The directory index.")] = Path("dist/index"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8080,
+    prefix: Annotated[str, typer.Option(help="Sub-path, such as /glm5.")] = "",
+) -> None:
+    """Serve the directory index over HTTP (PEP 503 and PEP 691)."""
+    from builder.serve import serve  # noqa: PLC0415
+
+    serve(index, host=host, port=port, prefix=prefix)
+
+
+@app.command("doctor")
+def doctor_command(
+    python: Annotated[
+        Path, typer.Option(help="The interpreter of the environment to examine.")
+    ] = Path(sys.executable),
+) -> None:
+    """Report whose vllm files an environment holds, and what to run."""
+    from builder.doctor import examine, render  # noqa: PLC0415
+
+    diagnosis = examine(python)
+    typer.echo(render(diagnosis))
+
+
+@app.command("clean")
+def clean_command() -> None:
+    """Delete the cache: downloads, source repository, built wheels."""
+    import shutil  # noqa: PLC0415
+
+    shutil.rmtree(State.cache.root, ignore_errors=True)
+    typer.echo(f"{State.cache.root}: deleted")
+
+
+def main() -> int:
+    """Run the command line; return the exit code."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        app(standalone_mode=False)
+    except BuilderError as error:
+        if State.as_json:
+            typer.echo(json.dumps(error.as_dict(), indent=1))
+        typer.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except typer.Exit as exit_request:
+        return exit_request.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        typer.echo("interrupted; run the command again, it goes on where it stopped", err=True)
+        return 130
+    except OSError as error:
+        return _system_error(error)
+    except _USAGE_ERRORS as error:
+        error.show()
+        return error.exit_code
+    return 0
+
+
+def _system_error(error: OSError) -> int:
+    import errno  # noqa: PLC0415
+
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        typer.echo(
+            f"error: {error.filename or ''}: no space left on the device\n"
+            "  next: free some space and run the command again",
+            err=True,
+        )
+        return 6
+    if isinstance(
+        error, PermissionError | FileNotFoundError | NotADirectoryError | FileExistsError
+    ):
+        typer.echo(f"error: {error}\n  next: check the path and its permissions", err=True)
+        return 1
+    raise error
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

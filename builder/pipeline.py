@@ -1,0 +1,225 @@
+"""The way of a build: pin -> source tree -> commits -> wheel -> audit -> staging index.
+
+Each stage is a function of its inputs' hashes; what is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from builder import atomic, provenance
+from builder.apply import AppliedSeries, apply_series
+from builder.audit import Audit, audit
+from builder.checkout import SourceTree, from_git, from_sdist
+from builder.classify import Mode, ModeChoice, TouchedPath, choose_mode, touched_paths
+from builder.console import say
+from builder.errors import AuditError
+from builder.fetch import fetch, sha256_of
+from builder.locations import Cache, Project
+from builder.pin import Pin, load, save
+from builder.repack import WheelInputs, repack
+from builder.revision import checked_revision
+from builder.series import Series, read_series
+from builder.wheel_name import local_version, tag_of, wheel_name
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for.
+
+    :param upstream_url: clone upstream from here instead of importing the sdist; None for sdist.
+    :param index: the directory index whose staging channel takes the wheel; None to leave it out.
+    """
+
+    tag: str
+    arch: str = "x86_64"
+    mode: Mode = Mode.AUTO
+    upstream_url: str | None = None
+    out: Path = Path("dist")
+    index: Path | None = None
+    with_alias: bool = False
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build made."""
+
+    wheel: Path
+    sha256: str
+    version: str
+    choice: ModeChoice
+    applied: AppliedSeries
+    touched: tuple[TouchedPath, ...]
+    audit: Audit
+    alias: Path | None
+    index: Path | None
+    staged: bool
+
+
+def source_tree(pin: Pin, project: Project, cache: Cache, upstream_url: str | None) -> SourceTree:
+    """Return the release as a commit; a clone makes the pin know upstream's full commit id."""
+    sdist = fetch(pin, pin.sdist, cache)
+    if upstream_url is None:
+        return from_sdist(pin, sdist, cache)
+    tree = from_git(pin, sdist, upstream_url, cache)
+    if tree.upstream_commit != pin.commit:
+        save(project.pins, replace(pin, commit=tree.upstream_commit), force=True)
+    return tree
+
+
+def applied_series(
+    tag: str, project: Project, cache: Cache, upstream_url: str | None = None
+) -> tuple[Pin, Series, AppliedSeries]:
+    """Run the stages up to the patched commits."""
+    pin = load(project.pins, tag)
+    series = read_series(project, tag)
+    tree = source_tree(pin, project, cache, upstream_url)
+    return pin, series, apply_series(tree, series.paths, cache)
+
+
+def build(request: Request, project: Project, cache: Cache) -> Built:
+    """Build, audit and stage the wheel of one release and architecture.
+
+    :raises BuilderError: any stage's own error; nothing half-made is left under a final name.
+    """
+    pin = load(project.pins, request.tag)
+    official_file = pin.wheel(request.arch)
+    series = read_series(project, request.tag)
+    version = local_version(pin.version, checked_revision(pin, series))
+    official = fetch(pin, official_file, cache)
+    tree = source_tree(pin, project, cache, request.upstream_url)
+    applied = apply_series(tree, series.paths, cache)
+    touched = touched_paths(applied)
+    choice = choose_mode(touched, request.mode)
+    boms = {provenance.SBOM_NAME: provenance.sbom(pin, official_file, applied, version)}
+    inputs = WheelInputs(pin, official, applied, touched, version, boms)
+    cached, tags = _wheel(inputs, choice, cache)
+    name = f"{wheel_name(official.name, version).rsplit('-', 3)[0]}-{tags}.whl"
+    result = audit(cached, inputs, cache, compiled=choice.mode is Mode.SOURCE)
+    wheel = _deliver(cached, request.out / name)
+    statement = provenance.statement(
+        pin, official_file, applied,
+        wheel_name=name, wheel_sha256=result.wheel_sha256, version=version, mode=choice.mode,
+    )  # fmt: skip
+    atomic.write_bytes(wheel.with_name(f"{name}.provenance.json"), statement)
+    alias = _alias(version, request) if request.with_alias or series.requires_alias else None
+    stage = request.index is not None and choice.mode is choice.faithful
+    if stage and request.index is not None:
+        from builder.index import publish  # noqa: PLC0415 - not needed with --no-stage
+
+        beside = {f"{name}.provenance.json": statement}
+        if alias is not None:
+            publish(request.index, alias, channel="staging")
+        publish(request.index, wheel, channel="staging", beside=beside)
+    return Built(
+        wheel=wheel,
+        sha256=result.wheel_sha256,
+        version=version,
+        choice=choice,
+        applied=applied,
+        touched=touched,
+        audit=result,
+        alias=alias,
+        index=request.index,
+        staged=stage,
+    )
+
+
+def _wheel(inputs: WheelInputs, choice: ModeChoice, cache: Cache) -> tuple[Path, str]:
+    """Return the wheel in the cache and its tags; build it where the cache lacks it."""
+    parts = [
+        inputs.official.name, inputs.version, str(choice.mode), inputs.applied.head,
+        *(f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in inputs.sboms.items()),
+    ]  # fmt: skip
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    path = cache.wheels / key / wheel_name(inputs.official.name, inputs.version)
+    note = path.with_name("built.json")
+    with atomic.exclusive(path, path.name):
+        if path.exists() and note.exists():
+            built = json.loads(note.read_text())
+            if sha256_of(path) == built["sha256"]:
+                return path, str(built["tags"])
+            say(f"{path.name}: the cached wheel is damaged; it is built again")
+        tags = "-".join(path.name.removesuffix(".whl").split("-")[-3:])
+        say(f"build: {choice.mode} ({choice.reason})")
+        with atomic.replacing(path) as out:
+            if choice.mode is Mode.REPACK:
+                repack(inputs, out)
+            else:
+                from builder import setup_py  # noqa: PLC0415 - slow to import
+
+                if choice.mode is Mode.SETUP_PY:
+                    setup_py.setup_py(inputs, out, cache)
+                else:
+                    tags = setup_py.source(inputs, out, cache)
+        atomic.write_text(note, json.dumps({"sha256": sha256_of(path), "tags": tags}))
+    return path, tags
+
+
+def _deliver(cached: Path, target: Path) -> Path:
+    """Put the wheel where the user asked for it: a link to the cache, or a copy across disks."""
+    if target.exists() and sha256_of(target) == sha256_of(cached):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{atomic.PREFIX}{target.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    with atomic.disk_full_is_an_error(target):
+        try:
+            os.link(cached, temporary)
+        except OSError:
+            shutil.copyfile(cached, temporary)
+        temporary.replace(target)
+    return target
+
+
+def _alias(version: str, request: Request) -> Path:
+    from builder.alias import write_alias  # noqa: PLC0415 - seldom used
+
+    return write_alias(version, request.out)
+
+
+def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInputs]:
+    """Audit a wheel file against the pin and the series of this checkout.
+
+    :raises AuditError: it was built from another state of the series, or it was changed since.
+    """
+    from zipfile import BadZipFile, ZipFile  # noqa: PLC0415
+
+    from builder.wheel_name import dist_info_name  # noqa: PLC0415
+
+    if not wheel.is_file():
+        raise AuditError("no such file", where=str(wheel), next_step="give the path of a wheel")
+    tag, revision = tag_of(wheel.name)
+    pin, _, applied = applied_series(tag, project, cache)
+    arch = next((a for a in pin.wheels if wheel.name.endswith(f"{a}.whl")), "x86_64")
+    official_file = pin.wheel(arch)
+    version = local_version(pin.version, revision)
+    expected = [(patch.name, patch.sha256) for patch in applied.patches]
+    try:
+        with ZipFile(wheel) as archive:
+            member = f"{dist_info_name(version)}/sboms/{provenance.SBOM_NAME}"
+            facts = provenance.read_sbom(archive.read(member))
+    except (BadZipFile, KeyError, ValueError, OSError) as error:
+        raise AuditError(
+            f"no SBOM of this tool in the wheel: {error}",
+            where=wheel.name,
+            next_step=f"build it again: python -m builder --tag {tag}",
+        ) from error
+    if list(facts.patches) != expected:
+        odd = sorted(set(facts.patches) ^ set(expected))
+        raise AuditError(
+            "the wheel was built from another state of the series",
+            where=wheel.name,
+            details=tuple(f"{name} {sha256[:12]}" for name, sha256 in odd),
+            next_step="check out the commit that it was built from, or build it again",
+        )
+    boms = {provenance.SBOM_NAME: provenance.sbom(pin, official_file, applied, version)}
+    official = fetch(pin, official_file, cache)
+    inputs = WheelInputs(pin, official, applied, touched_paths(applied), version, boms)
+    choice = choose_mode(inputs.touched, Mode.AUTO)
+    return audit(wheel, inputs, cache, compiled=choice.mode is Mode.SOURCE), inputs
