@@ -163,7 +163,7 @@ def _wheel(inputs: WheelInputs, choice: ModeChoice, cache: Cache) -> tuple[Path,
 
 def _deliver(cached: Path, target: Path) -> Path:
     """Put the wheel where the user asked for it: a link to the cache, or a copy across disks."""
-    if target.exists() and sha256_of(target) == sha256_of(cached):
+    if target.exists() and (target.samefile(cached) or sha256_of(target) == sha256_of(cached)):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{atomic.PREFIX}{target.name}-{os.getpid()}")

@@ -1,0 +1,55 @@
+"""The alias: a wheel ``vllm`` without files that requires the same version of ``vllm-glm5``.
+
+Packages that require ``vllm`` are satisfied by it, so that an installer has no reason to fetch
+upstream's wheel over the files of ours. One wheel cannot do both: pip and uv refuse a wheel with
+two ``.dist-info`` folders, and neither of them reads Provides-Dist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+from builder import atomic
+from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION
+from builder.wheel_archive import record_hash
+
+_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say
+
+
+def write_alias(version: str, out: Path) -> Path:
+    """Write the alias into the folder ``out``; the same version gives the same bytes.
+
+    :param version: the version of the wheel it stands for, such as ``0.20.2+glm5.1``.
+    """
+    dist_info = f"{UPSTREAM_DISTRIBUTION}-{version}.dist-info"
+    members = {
+        f"{dist_info}/METADATA": (
+            "Metadata-Version: 2.1\n"
+            f"Name: {UPSTREAM_DISTRIBUTION}\n"
+            f"Version: {version}\n"
+            f"Summary: Stands for {DISTRIBUTION}, which provides the package vllm\n"
+            f"Requires-Dist: {DISTRIBUTION}=={version}\n"
+        ).encode(),
+        f"{dist_info}/WHEEL": (
+            b"Wheel-Version: 1.0\n"
+            b"Generator: vllm-glm5-builder\n"
+            b"Root-Is-Purelib: true\n"
+            b"Tag: py3-none-any\n"
+        ),
+    }
+    lines = [
+        f"{name},{record_hash(hashlib.sha256(data).digest())},{len(data)}\n"
+        for name, data in members.items()
+    ]
+    members[f"{dist_info}/RECORD"] = "".join([*lines, f"{dist_info}/RECORD,,\n"]).encode()
+
+    path = out / f"{UPSTREAM_DISTRIBUTION}-{version}-py3-none-any.whl"
+    with atomic.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name, _TIME)
+            info.create_system = 3  # unix, on every machine: the mode counts
+            info.external_attr = 0o100644 << 16
+            archive.writestr(info, data)
+    return path

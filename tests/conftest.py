@@ -1,0 +1,168 @@
+"""What all tests share: the real release's trees and wheel, and the rule about skipped tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.commands import ROOT, TAG, run_builder
+
+# These need torch, triton and the wheel's other dependencies; tests/upstream runs them in an
+# environment that has those (test_in_vllm_environment.py).
+IN_VLLM_ENVIRONMENT = ("gguf", "gpu", "kernels", "selection")
+collect_ignore = (
+    [] if "VLLM_GLM5_TREE" in os.environ or "VLLM_GLM5_GPU" in os.environ
+    else [name for name in IN_VLLM_ENVIRONMENT if (ROOT / "tests" / name).exists()]
+)  # fmt: skip
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With VLLM_GLM5_REQUIRE_ALL, a skipped test is a failed one (CI sets it)."""
+    outcome = yield
+    report = outcome.get_result()
+    required = os.environ.get("VLLM_GLM5_REQUIRE_ALL") and not item.get_closest_marker("gpu")
+    if required and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} is required and was skipped: {report.longrepr}"
+
+
+@pytest.fixture(scope="session")
+def cache():
+    from builder.locations import default_cache
+
+    return default_cache()
+
+
+@pytest.fixture(scope="session")
+def network():
+    """Skip where the package index is out of reach (CI requires it)."""
+    from builder import package_index
+    from builder.errors import PackageIndexError
+
+    try:
+        package_index.release_files("vllm", TAG[1:], package_index.pip_settings())
+    except PackageIndexError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def applied(network, cache):
+    """The real series as commits on the real release."""
+    from builder import pipeline
+    from builder.locations import default_project
+
+    return pipeline.applied_series(TAG, default_project(), cache)[2]
+
+
+def _tree(applied, commit, cache):
+    folder = cache.root / "test-trees" / commit
+    if not folder.exists():
+        scratch = folder.with_name(f".tmp-{commit}-{os.getpid()}")
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        with (
+            subprocess.Popen(
+                ["git", "archive", commit], cwd=applied.repository.folder, stdout=subprocess.PIPE
+            ) as archive,
+            tarfile.open(fileobj=archive.stdout, mode="r|") as tar,
+        ):
+            tar.extractall(scratch, filter="data")
+        try:
+            scratch.rename(folder)
+        except OSError:  # another session was quicker
+            shutil.rmtree(scratch)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def base_tree(applied, cache):
+    """The release's own source tree, unpatched."""
+    return _tree(applied, applied.base, cache)
+
+
+@pytest.fixture(scope="session")
+def patched_tree(applied, cache):
+    """The source tree with the whole series."""
+    return _tree(applied, applied.head, cache)
+
+
+@pytest.fixture(scope="session")
+def official_wheel(network, cache):
+    from builder import fetch, pin
+    from builder.locations import default_project
+
+    pinned = pin.load(default_project().pins, TAG)
+    return fetch.fetch(pinned, pinned.wheel("x86_64"), cache)
+
+
+@pytest.fixture(scope="session")
+def built(network, tmp_path_factory):
+    """The real wheel, built by the main command: the parsed JSON result, index included."""
+    out = tmp_path_factory.mktemp("dist")
+    return json.loads(run_builder("--tag", TAG, "--out", out, "--json").stdout)
+
+
+@pytest.fixture(scope="session")
+def vllm_environment(built, cache):
+    """A Python that has the built wheel and everything that it requires; kept in the cache."""
+    import zipfile
+
+    from builder import atomic, package_index
+
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        requires = [
+            line
+            for line in archive.read(name).decode().splitlines()
+            if line.startswith("Requires-Dist") and "extra ==" not in line
+        ]
+    key = hashlib.sha256("\n".join([sys.version, *requires]).encode()).hexdigest()[:16]
+    folder = cache.root / "test-environments" / key
+    python = folder / "bin" / "python"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "UV_DEFAULT_INDEX": package_index.pip_settings().urls[0],
+        "UV_CACHE_DIR": str(cache.root / "test-environments" / "uv"),
+        "UV_NATIVE_TLS": "1",
+    }
+    uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--python", str(python)]
+    with atomic.exclusive(folder, "the vLLM environment"):
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+            tools = ["pytest", "pytest-timeout", "hypothesis"]
+            subprocess.run([*uv, "--quiet", built["wheel"], *tools], env=env, check=True)
+            (folder / "complete").touch()
+        installed = folder / "wheel.sha256"
+        if not installed.exists() or installed.read_text() != built["sha256"]:
+            installed.unlink(missing_ok=True)
+            subprocess.run(
+                [*uv, "--quiet", "--no-deps", "--reinstall", built["wheel"]], env=env, check=True
+            )
+            installed.write_text(built["sha256"])
+    return python
+
+
+@pytest.fixture(scope="session")
+def official_package(official_wheel, cache):
+    """The official wheel unpacked: a folder that holds upstream's own package vllm."""
+    folder = cache.root / "test-trees" / official_wheel.stem
+    if not folder.exists():
+        import zipfile
+
+        scratch = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
+        with zipfile.ZipFile(official_wheel) as archive:
+            archive.extractall(scratch)
+        try:
+            scratch.rename(folder)
+        except OSError:
+            shutil.rmtree(scratch)
+    return folder

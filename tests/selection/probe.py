@@ -1,0 +1,241 @@
+"""Runs in the vLLM environment's Python and prints what a patched or unpatched tree decides, as JSON.
+
+    probe.py TREE STUB_FOLDER matrix
+    probe.py TREE STUB_FOLDER construct MAJOR MINOR
+    probe.py TREE STUB_FOLDER engine_args MAJOR MINOR JSON_LIST_OF_ARGUMENTS
+    probe.py TREE STUB_FOLDER indexer MAJOR MINOR
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+CARDS = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+DTYPES = ["bfloat16", "float16"]
+KV_DTYPES = ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_ds_mla"]
+HEADS = [8, 64]
+
+
+def model_config(**changes):
+    from vllm.config import ModelConfig
+
+    given = {"model": str(HERE / "glm5"), "skip_tokenizer_init": True, "max_model_len": 4096}
+    return ModelConfig(**(given | changes))
+
+
+def vllm_config(model):
+    from vllm.config import DeviceConfig, VllmConfig
+
+    return VllmConfig(model_config=model, device_config=DeviceConfig("cpu"))
+
+
+class OnMeta:
+    """Allocations on cuda land on the meta device."""
+
+    def __enter__(self):
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        class Redirect(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                kwargs = dict(kwargs or {})
+                if str(kwargs.get("device", "")).startswith("cuda"):
+                    kwargs["device"] = "meta"
+                return function(*args, **kwargs)
+
+        self.mode, self.default = Redirect(), torch.device("meta")
+        self.mode.__enter__()
+        self.default.__enter__()
+
+    def __exit__(self, *error):
+        self.default.__exit__(*error)
+        self.mode.__exit__(*error)
+
+
+def matrix(platform) -> list[dict]:
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    rows = []
+    with OnMeta(), set_current_vllm_config(vllm_config(model_config())):
+        product = itertools.product(
+            CARDS, DTYPES, KV_DTYPES, [True, False], HEADS, [False, True], [None, 64]
+        )
+        for card, dtype, kv, sparse, heads, invariant, block in product:
+            if invariant and (kv != "auto" or block):
+                continue
+            if block and kv not in ("auto", "fp8"):
+                continue
+            platform.faked = card
+            config = AttentionSelectorConfig(
+                head_size=576,
+                dtype=getattr(torch, dtype),
+                kv_cache_dtype=kv,
+                block_size=block,
+                use_mla=True,
+                use_sparse=sparse,
+                use_batch_invariant=invariant,
+            )
+            try:
+                path = platform.get_attn_backend_cls(None, config, heads)
+                answer = resolve(path)
+            except ValueError as error:
+                answer = f"ValueError: {error}"
+            rows.append(
+                {
+                    "card": f"{card[0]}.{card[1]}",
+                    "dtype": dtype,
+                    "kv": kv,
+                    "sparse": sparse,
+                    "heads": heads,
+                    "invariant": invariant,
+                    "block": block,
+                    "answer": answer,
+                }
+            )
+    return rows
+
+
+def resolve(path: str) -> str:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+
+    return resolve_obj_by_qualname(path).get_name()
+
+
+def forced(platform) -> list[dict]:
+    """TRITON_MLA_SPARSE by name on every card, and a request that it refuses."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    rows = []
+    with OnMeta(), set_current_vllm_config(vllm_config(model_config())):
+        for card, kv, dtype, head_size in itertools.product(
+            [(7, 5), *CARDS], ["auto", "fp8"], DTYPES, [576, 512]
+        ):
+            platform.faked = card
+            config = AttentionSelectorConfig(
+                head_size, getattr(torch, dtype), kv, None, use_mla=True, use_sparse=True
+            )
+            try:
+                name = AttentionBackendEnum["TRITON_MLA_SPARSE"]
+                answer = resolve(platform.get_attn_backend_cls(name, config, 8))
+            except ValueError as error:
+                answer = f"ValueError: {error}"
+            rows.append({"card": list(card), "kv": kv, "dtype": dtype, "head_size": head_size,
+                         "answer": answer})  # fmt: skip
+    return rows
+
+
+def construct(platform) -> dict:
+    """Full-size GLM-5 on the meta device."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
+    from vllm.utils import torch_utils
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    class Nothing:
+        def __init__(self, *args, **kwargs):
+            pass
+
+    torch.cuda.Stream = torch.cuda.Event = Nothing
+    if hasattr(torch_utils, "_aux_stream"):
+        torch_utils._aux_stream = Nothing()
+    model = model_config(**json.loads(os.environ.get("PROBE_MODEL", "{}")))
+    config = vllm_config(model)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    with set_current_vllm_config(config):
+        init_distributed_environment(1, 0, "file://" + sys.argv[2] + "/rendezvous", 0, "gloo")
+        initialize_model_parallel(1, 1, backend="gloo")
+        init_workspace_manager(torch.device("meta"))
+        torch.set_default_dtype(model.dtype)
+        try:
+            with OnMeta():
+                built = GlmMoeDsaForCausalLM(vllm_config=config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    from vllm.model_executor.layers.attention.mla_attention import MLAAttention
+
+    layers = [m for m in built.modules() if isinstance(m, MLAAttention)]
+    return {
+        "parameters": sum(p.numel() for p in built.parameters()),
+        "backends": sorted({layer.attn_backend.get_name() for layer in layers}),
+        "layers": len(layers),
+        "block_size": layers[0].attn_backend.get_preferred_block_size(16),
+    }
+
+
+def engine_args(arguments: list[dict]) -> list[dict]:
+    """The KV cache dtype that EngineArgs ends in, and what it logged."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    records: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            records.append(f"{record.levelname} {record.getMessage()}")
+
+    logging.getLogger("vllm.v1.attention.remedy").addHandler(Keep())
+    answers = []
+    for changes in arguments:
+        records.clear()
+        given = {"model": str(HERE / "glm5"), "skip_tokenizer_init": True, "max_model_len": 4096}
+        config = EngineArgs(**(given | changes)).create_engine_config()
+        answers.append({"kv": config.cache_config.cache_dtype, "log": list(records)})
+    return answers
+
+
+def indexer(platform) -> dict:
+    """What the switch decides for each value of its variable, or the error."""
+    from vllm.v1.attention.backends.mla import indexer_logits
+
+    answers = {}
+    for importable in (True, False):
+        indexer_logits.deep_gemm._lazy_init = lambda: None
+        indexer_logits.deep_gemm._fp8_fp4_paged_mqa_logits_impl = print if importable else None
+        for choice in ("auto", "deep_gemm", "triton"):
+            os.environ["VLLM_SPARSE_INDEXER_BACKEND"] = choice
+            indexer_logits.sparse_indexer_backend.cache_clear()
+            try:
+                answer = indexer_logits.sparse_indexer_backend()
+            except RuntimeError as error:
+                answer = f"RuntimeError: {error}"
+            answers[f"{choice} {'importable' if importable else 'missing'}"] = answer
+    return answers
+
+
+def main() -> object:
+    import overlay
+
+    tree, stub, what = sys.argv[1:4]
+    overlay.install(Path(tree) if tree != "-" else None)
+    import no_gpu
+
+    card = (int(sys.argv[4]), int(sys.argv[5])) if len(sys.argv) > 5 else (9, 0)
+    platform = no_gpu.fake_cuda(card, Path(stub))
+    if what == "matrix":
+        return matrix(platform)
+    if what == "forced":
+        return forced(platform)
+    if what == "construct":
+        return construct(platform)
+    if what == "engine_args":
+        return engine_args(json.loads(sys.argv[6]))
+    return indexer(platform)
+
+
+if __name__ == "__main__":
+    out, sys.stdout = sys.stdout, sys.stderr
+    print(json.dumps(main()), file=out)
