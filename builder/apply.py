@@ -19,6 +19,9 @@ from builder.locations import Cache
 from builder.patchfile import FileChange, Patch, read_patch
 from builder.repository import Git, GitError
 
+# Raised whenever what is accepted changes, so that the cache does not answer by older rules.
+RULES = 1
+
 AM = (
     "am",
     "--quiet",
@@ -79,7 +82,7 @@ def apply_series(source: SourceTree, paths: tuple[Path, ...], cache: Cache) -> A
 
     :raises PatchFormatError, PatchConflictError, MisplacedHunkError: with the patch and hunk.
     """
-    digest = hashlib.sha256(source.commit.encode())
+    digest = hashlib.sha256(f"{RULES} {source.commit}\n".encode())
     for path in paths:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     key = digest.hexdigest()[:40]
@@ -90,9 +93,11 @@ def apply_series(source: SourceTree, paths: tuple[Path, ...], cache: Cache) -> A
             return known
         say(f"apply: {len(paths)} patches on {source.tag}")
         patches = read_patches(paths, cache)
-        with atomic.scratch_folder(cache.work) as scratch:
-            applied = _apply(repository, source, patches, scratch)
-        repository.run("worktree", "prune", "--expire=now")
+        try:
+            with atomic.scratch_folder(cache.work) as scratch:
+                applied = _apply(repository, source, patches, scratch)
+        finally:  # git's record of the work tree, this one's and those of killed runs
+            repository.attempt("worktree", "prune", "--expire=now")
         head = applied[-1].commit if applied else source.commit
         repository.run("update-ref", f"refs/series/{key}", head)  # keeps the commits from gc
         result = AppliedSeries(repository, source.tag, source.commit, head, tuple(applied))
@@ -104,15 +109,16 @@ def apply_series(source: SourceTree, paths: tuple[Path, ...], cache: Cache) -> A
 def _recorded(record: Path, repository: Git, source: SourceTree) -> AppliedSeries | None:
     try:
         data = json.loads(record.read_text())
-    except (FileNotFoundError, ValueError):
+        head = str(data["head"])
+        patches = tuple(
+            AppliedPatch(**patch | {"moved": tuple(MovedHunk(**hunk) for hunk in patch["moved"])})
+            for patch in data["patches"]
+        )
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
-    if repository.resolve(data["head"]) is None:
+    if repository.resolve(head) is None:
         return None  # the repository was made anew since
-    patches = tuple(
-        AppliedPatch(**patch | {"moved": tuple(MovedHunk(**hunk) for hunk in patch["moved"])})
-        for patch in data["patches"]
-    )
-    return AppliedSeries(repository, source.tag, source.commit, data["head"], patches)
+    return AppliedSeries(repository, source.tag, source.commit, head, patches)
 
 
 def _apply(

@@ -1,23 +1,36 @@
 """Files and folders that appear whole or not at all: temporary name, fsync, rename.
 
-A run that was killed leaves only names that start with ``.tmp-``; the next one removes those that
-nobody holds any more.
+A run that was killed leaves only names that start with ``.tmp-``; each is locked while its owner
+lives, so the next run knows which ones nobody holds any more, and removes them.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from builder.errors import DiskFullError
 
 PREFIX = ".tmp-"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_full_error(where: Path) -> DiskFullError:
+    """Return the error that says how much is free and what to do."""
+    existing = next(p for p in (where, *where.parents) if p.exists())
+    free = shutil.disk_usage(existing).free
+    return DiskFullError(
+        f"no space left on the device ({free / 1e6:.0f} MB free); nothing was changed",
+        where=str(where),
+        next_step="free some space, or set VLLM_GLM5_CACHE to a larger disk, and run again",
+    )
 
 
 @contextmanager
@@ -26,15 +39,14 @@ def disk_full_is_an_error(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _FULL:
             raise
-        existing = next(p for p in (where, *where.parents) if p.exists())
-        free = shutil.disk_usage(existing).free
-        raise DiskFullError(
-            f"no space left on the device ({free / 1e6:.0f} MB free); nothing was changed",
-            where=str(where),
-            next_step="free some space, or set VLLM_GLM5_CACHE to a larger disk, and run again",
-        ) from error
+        raise disk_full_error(where) from error
+
+
+def says_disk_full(lines: Iterable[str]) -> bool:
+    """Tell from a program's output that it found no space."""
+    return any(os.strerror(code) in line for line in lines for code in _FULL)
 
 
 def sync_folder(folder: Path) -> None:
@@ -46,24 +58,45 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _temporary(folder: Path, stem: str, suffix: str = "") -> tuple[IO[bytes], Path]:
+    """Make a temporary file that is locked as long as it is open."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=f"{PREFIX}{stem}", suffix=suffix, dir=folder)
+        file = os.fdopen(descriptor, "w+b")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return file, Path(name)
+        file.close()  # another process took it for a dead one's before it was locked
+
+
+def _remove_dead(files: Iterable[Path]) -> None:
+    """Remove temporary files, each with its folder if it has one, whose owners died."""
+    for path in files:
+        with suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where the owner lives
+            if path.suffix == ".lock":
+                shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            path.unlink()
+
+
 @contextmanager
 def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     """Give a file to write; on success it takes the place of ``path``, else it is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with disk_full_is_an_error(path):
-        descriptor, name = tempfile.mkstemp(prefix=f"{PREFIX}{path.name}-", dir=path.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "w+b") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_dead(path.parent.glob(f"{PREFIX}{path.name}-*"))
+        file, temporary = _temporary(path.parent, f"{path.name}-")
+        with file:
+            try:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(mode)
-            temporary.replace(path)
-            sync_folder(path.parent)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+                temporary.chmod(mode)
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+        sync_folder(path.parent)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -78,48 +111,40 @@ def write_text(path: Path, text: str) -> None:
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """Give a folder that is removed at the end, or by the next caller after a SIGKILL."""
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - keeps --help quick
-
     with disk_full_is_an_error(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        for lock_file in parent.glob(f"{PREFIX}*.lock"):
+        _remove_dead(parent.glob(f"{PREFIX}*.lock"))
+        lock, lock_path = _temporary(parent, "", ".lock")
+        # The lock comes first, so that nobody ever sees the folder without it.
+        folder = lock_path.with_suffix("")
+        with lock:
             try:
-                with FileLock(lock_file, timeout=0):
-                    shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
-                    lock_file.unlink(missing_ok=True)
-            except Timeout:
-                continue  # its owner lives
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    lock = FileLock(folder.with_name(folder.name + ".lock"))
-    with lock:
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            Path(lock.lock_file).unlink(missing_ok=True)
+                folder.mkdir(mode=0o700)
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+                lock_path.unlink(missing_ok=True)
 
 
 @contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
     """Let one process at a time make ``path``; say so when another one is at it.
 
-    The operating system drops the lock when its holder dies, SIGKILL included. Leftovers of dead
-    writers of ``path`` are removed.
+    The operating system drops the lock when its holder dies, SIGKILL included.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415 - keeps --help quick
 
     from builder.console import say  # noqa: PLC0415
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(path.name + ".lock"))
+    with disk_full_is_an_error(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(path.name + ".lock"))
+        try:
+            lock.acquire(timeout=2)
+        except Timeout:
+            say(f"waiting: another process is at work on {what} ({lock.lock_file})")
+            lock.acquire()
     try:
-        lock.acquire(timeout=2)
-    except Timeout:
-        say(f"waiting: another process is at work on {what} ({lock.lock_file})")
-        lock.acquire()
-    try:
-        for leftover in path.parent.glob(f"{PREFIX}{path.name}-*"):
-            leftover.unlink(missing_ok=True)
         yield
     finally:
         lock.release()

@@ -8,20 +8,26 @@ is filtered: what upstream's own .gitignore hides stays, what its build generate
 from __future__ import annotations
 
 import configparser
+import shutil
 import stat
 import subprocess
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from builder import atomic
 from builder.console import say
-from builder.errors import SourceMismatchError, UnsafeArchiveError
+from builder.errors import BuilderError, SourceMismatchError, UnsafeArchiveError
 from builder.locations import Cache
+from builder.package_index import redacted
 from builder.pin import Pin
 from builder.repository import Git, GitError, open_repository
+
+# Where git does not repeat the system's words for a full disk.
+_WRITE_FAILED = ("couldn't write '", "unable to write", "write error", "failed to write")
 
 AUTHOR = "upstream vLLM release <upstream@vllm-glm5.invalid>"
 
@@ -40,6 +46,31 @@ class SourceTree:
     upstream_commit: str
 
 
+@contextmanager
+def using_repository(cache: Cache) -> Iterator[None]:
+    """Let one process at a time write to the shared repository; clear up after one that was killed.
+
+    :raises DiskFullError: git found no space.
+    """
+    with atomic.exclusive(cache.root / "git", "the source repository"):
+        # A git that is killed leaves its lock files, and then refuses for ever.
+        for stale in (
+            *cache.repository.glob("*.lock"),
+            *(cache.repository / "refs").rglob("*.lock"),
+            *(cache.repository / "objects").glob("*/tmp_*"),
+        ):
+            stale.unlink(missing_ok=True)
+        for unfinished in cache.root.glob(f"{atomic.PREFIX}*/"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            yield
+        except BuilderError as error:
+            said = "\n".join(error.details)
+            if atomic.says_disk_full(error.details) or any(text in said for text in _WRITE_FAILED):
+                raise atomic.disk_full_error(cache.repository) from error
+            raise
+
+
 def from_sdist(pin: Pin, sdist: Path, cache: Cache) -> SourceTree:
     """Import the verified sdist, unless that was done before.
 
@@ -54,16 +85,31 @@ def from_sdist(pin: Pin, sdist: Path, cache: Cache) -> SourceTree:
         if body.strip() == message.strip():
             return SourceTree(repository, pin.tag, commit, pin.commit)
     say(f"checkout {pin.tag}: importing {pin.sdist.name}")
-    with atomic.disk_full_is_an_error(cache.repository):
-        _import(repository, ref, message, sdist)
-    commit = repository.text("rev-parse", ref)
+    with atomic.scratch_folder(cache.work) as scratch:
+        # In a repository of its own: of an archive that is refused, and of a run that is killed,
+        # nothing gets into the shared one.
+        fresh = Git(scratch)
+        fresh.run("init", "--bare", "--quiet", "--template=", "--initial-branch=main")
+        _import(fresh, ref, message, sdist)
+        commit = fresh.text("rev-parse", ref)
+        _move_pack(fresh, repository)
+    repository.run("update-ref", ref, commit)
     return SourceTree(repository, pin.tag, commit, pin.commit)
+
+
+def _move_pack(source: Git, target: Git) -> None:
+    folder = target.folder / "objects" / "pack"
+    files = (source.folder / "objects" / "pack").glob("pack-*")
+    for file in sorted(files, key=lambda path: path.suffix == ".idx"):  # git looks for .idx
+        file.replace(folder / file.name)
+    atomic.sync_folder(folder)
 
 
 def _import(repository: Git, ref: str, message: str, sdist: Path) -> None:
     """Feed the archive to fast-import; the ref moves only if every member was taken."""
     command = repository.command(
         "-c", "core.compression=1",  # a third of the time, a tenth more space
+        "-c", "fastimport.unpackLimit=0",  # one pack, however small the release is
         "fast-import", "--quiet", "--force", "--done",
     )  # fmt: skip
     with subprocess.Popen(
@@ -94,18 +140,24 @@ def _import(repository: Git, ref: str, message: str, sdist: Path) -> None:
             write(b"".join(entries))
             write(b"done\n")
             importer.stdin.close()
-        except BrokenPipeError:
-            pass  # fast-import ended early; its message says why
+        except BrokenPipeError:  # fast-import ended early; its message says why
+            with suppress(BrokenPipeError):
+                importer.stdin.close()
         except BaseException:
             importer.kill()
+            with suppress(BrokenPipeError):  # it must not take the place of the cause
+                importer.stdin.close()
             raise
         said = importer.stderr.read().decode(errors="replace")
     if importer.returncode:
+        lines = said.strip().splitlines()
+        if atomic.says_disk_full(lines):
+            raise atomic.disk_full_error(repository.folder)
         raise GitError(
             f"git fast-import failed with status {importer.returncode}",
             where=sdist.name,
-            details=tuple(said.strip().splitlines()[:8]),
-            next_step="free some space if the disk is full, then run the command again",
+            details=tuple(lines[:8]),
+            next_step="delete the file from the cache and run the command again",
         )
 
 
@@ -124,14 +176,14 @@ def _members(sdist: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
                 if path.partition("/")[0].endswith(".egg-info"):
                     continue
                 if member.issym():
-                    yield member, member.linkname.encode()
+                    yield member, member.linkname.encode("utf-8", "surrogateescape")
                     continue
                 file = archive.extractfile(member)
                 data = file.read() if file else b""
                 if path == "setup.cfg" and _is_generated(data):
                     continue
                 yield member, data
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error, OSError, KeyError) as error:
         raise UnsafeArchiveError(
             f"not a readable .tar.gz: {error}",
             where=sdist.name,
@@ -142,7 +194,10 @@ def _members(sdist: Path) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
 def _is_generated(setup_cfg: bytes) -> bool:
     """Tell setuptools' own setup.cfg, which has nothing but [egg_info], from upstream's."""
     config = configparser.ConfigParser()
-    config.read_string(setup_cfg.decode())
+    try:
+        config.read_string(setup_cfg.decode())
+    except (configparser.Error, UnicodeDecodeError):
+        return False
     return set(config.sections()) <= {"egg_info"}
 
 
@@ -155,17 +210,9 @@ def _check(member: tarfile.TarInfo, sdist: Path) -> None:
         reason = "a path with '..'"
     elif ".git" in (part.lower() for part in path.parts):
         reason = "a path inside .git"
-    elif member.issym() or member.islnk():
-        target = PurePosixPath(member.linkname)
-        base = path.parent if member.issym() else PurePosixPath()
-        depth = 0
-        for part in (base / target).parts[1:]:  # the first part is the archive's own folder
-            depth += -1 if part == ".." else 1
-            if depth < 0:
-                break
-        if target.is_absolute() or depth < 0:
-            reason = f"a link that leaves the tree, to {member.linkname}"
-    elif not (member.isfile() or member.isdir()):
+    elif (member.issym() or member.islnk()) and _leaves_tree(member):
+        reason = f"a link that leaves the tree, to {member.linkname}"
+    elif not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
         reason = "neither a file, a folder nor a link"
     if reason:
         raise UnsafeArchiveError(
@@ -175,17 +222,31 @@ def _check(member: tarfile.TarInfo, sdist: Path) -> None:
         )
 
 
+def _leaves_tree(link: tarfile.TarInfo) -> bool:
+    """Follow the target of a link part by part: below the archive's own folder all the way."""
+    target = PurePosixPath(link.linkname)
+    parts = target.parts
+    if link.issym():  # relative to the link; a hard link names a member from the top
+        parts = (*PurePosixPath(link.name).parent.parts, *parts)
+    depth = 0
+    for part in parts:
+        depth += -1 if part == ".." else 1
+        if depth < 1:
+            return True
+    return target.is_absolute()
+
+
 def _path(member: tarfile.TarInfo) -> str:
     """Return the path below the archive's top folder."""
-    return member.name.partition("/")[2]
+    return "/".join(PurePosixPath(member.name).parts[1:])
 
 
 def _quoted(path: str) -> bytes:
     """Quote a path as fast-import wants it (C style) where it must."""
     if path.startswith('"') or "\n" in path or path != path.strip():
         escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'.encode()
-    return path.encode()
+        return f'"{escaped}"'.encode("utf-8", "surrogateescape")
+    return path.encode("utf-8", "surrogateescape")
 
 
 def from_git(pin: Pin, sdist: Path, url: str, cache: Cache) -> SourceTree:
@@ -196,18 +257,24 @@ def from_git(pin: Pin, sdist: Path, url: str, cache: Cache) -> SourceTree:
     imported = from_sdist(pin, sdist, cache)
     repository = imported.repository
     ref = f"refs/upstream/{pin.tag}"
+    shown = redacted(url)
     known = repository.resolve(ref)
     if known is None or not known.startswith(pin.commit):
-        say(f"fetch {pin.tag} from {url}")
+        say(f"fetch {pin.tag} from {shown}")
+        if Path(url).exists():
+            url = str(Path(url).absolute())  # git runs in another folder
         fetched = repository.attempt(
-            "fetch", "--quiet", "--no-tags", "--depth=1", url,
+            "fetch", "--quiet", "--no-tags", "--depth=1", "--", url,
             f"+refs/tags/{pin.tag}:{ref}", network=True,
         )  # fmt: skip
         if fetched.returncode:
+            said = redacted(fetched.stderr.decode(errors="replace")).strip().splitlines()
+            if atomic.says_disk_full(said):
+                raise atomic.disk_full_error(cache.repository)
             raise SourceMismatchError(
                 f"tag {pin.tag} cannot be fetched",
-                where=url,
-                details=tuple(fetched.stderr.decode(errors="replace").strip().splitlines()[-5:]),
+                where=shown,
+                details=tuple(said[-5:]),
                 next_step="check the URL and the network; the sdist (the default source) needs neither",
             )
         known = repository.text("rev-parse", f"{ref}^{{commit}}")
@@ -215,14 +282,14 @@ def from_git(pin: Pin, sdist: Path, url: str, cache: Cache) -> SourceTree:
         repository.run("update-ref", "-d", ref)
         raise SourceMismatchError(
             f"tag {pin.tag} is commit {known}, the pin says {pin.commit}",
-            where=url,
+            where=shown,
             next_step="a moved tag or a foreign repository: do not build from it before you know why",
         )
     differences = _tree_differences(repository, imported.commit, known)
     if differences:
         raise SourceMismatchError(
             f"the tag's tree differs from the sdist's in {len(differences)} paths",
-            where=url,
+            where=shown,
             details=tuple(differences[:20]),
             next_step="find out which of the two is upstream's release before you build from either",
         )

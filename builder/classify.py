@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from builder.apply import AppliedSeries
-from builder.errors import UnfaithfulModeError
+from builder.errors import SeriesError, UnfaithfulModeError
+from builder.metadata import CARRIED
 
 
 class Kind(StrEnum):
@@ -97,15 +98,25 @@ def touched_paths(applied: AppliedSeries) -> tuple[TouchedPath, ...]:
 
 
 def _only_project_table(applied: AppliedSeries) -> bool:
-    """Tell whether pyproject.toml differs in the [project] table alone, ``dynamic`` apart."""
+    """Tell whether pyproject.toml differs only in keys of [project] that METADATA follows.
+
+    :raises SeriesError: a patch makes it invalid.
+    """
     tables = []
     for commit in (applied.base, applied.head):
         found = applied.repository.attempt("cat-file", "blob", f"{commit}:pyproject.toml")
         if found.returncode:
             return False
-        data = tomllib.loads(found.stdout.decode())
+        try:
+            data = tomllib.loads(found.stdout.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SeriesError(
+                f"not valid TOML after the series: {error}",
+                where="pyproject.toml",
+                next_step="correct the patch in `python -m builder edit`, then export",
+            ) from error
         project = data.pop("project", {})
-        tables.append((data, project.get("dynamic"), project.get("license-files")))
+        tables.append((data, {key: project[key] for key in project if key not in CARRIED}))
     return tables[0] == tables[1]
 
 

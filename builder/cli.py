@@ -30,6 +30,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _USAGE_ERRORS: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
+_INTERRUPTED = 130
+
+
 class State:
     """What the options before the command say; set once by the callback."""
 
@@ -147,15 +150,16 @@ def export_command(
     ] = False,
 ) -> None:
     """Write the commits of a work tree back as the series."""
-    from builder import edit, export, pipeline  # noqa: PLC0415
+    from builder import checkout, edit, export, pipeline  # noqa: PLC0415
     from builder.errors import DirtyWorktreeError  # noqa: PLC0415
     from builder.repository import Git  # noqa: PLC0415
 
     if check and worktree is None:
         _, found, applied = pipeline.applied_series(tag, State.project, State.cache)
-        plan = export.plan_export(
-            applied.repository, applied.base, applied.head, found, State.project, State.cache
-        )
+        with checkout.using_repository(State.cache):
+            plan = export.plan_export(
+                applied.repository, applied.base, applied.head, found, State.project, State.cache
+            )
     else:
         from builder.series import read_series  # noqa: PLC0415
 
@@ -261,11 +265,14 @@ def doctor_command(
     python: Annotated[
         Path, typer.Option(help="The interpreter of the environment to examine.")
     ] = Path(sys.executable),
+    index: Annotated[
+        str | None, typer.Option(help="The private index, for the commands that it prints.")
+    ] = None,
 ) -> None:
     """Report whose vllm files an environment holds, and what to run."""
     from builder.doctor import examine, render  # noqa: PLC0415
 
-    diagnosis = examine(python)
+    diagnosis = examine(python, index=index)
     typer.echo(render(diagnosis))
 
 
@@ -282,41 +289,47 @@ def main() -> int:
     """Run the command line; return the exit code."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        app(standalone_mode=False)
+        # Versions of typer differ in what they make of Ctrl-C: Abort, or the code 130.
+        code = app(standalone_mode=False) or 0
     except BuilderError as error:
-        if State.as_json:
-            typer.echo(json.dumps(error.as_dict(), indent=1))
-        typer.echo(f"error: {error}", err=True)
-        return error.exit_code
+        return _failed(error.exit_code, f"error: {error}", error.as_dict())
     except typer.Exit as exit_request:
-        return exit_request.exit_code
+        code = exit_request.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("interrupted; run the command again, it goes on where it stopped", err=True)
-        return 130
+        code = _INTERRUPTED
     except OSError as error:
         return _system_error(error)
     except _USAGE_ERRORS as error:
         error.show()
-        return error.exit_code
-    return 0
+        return int(error.exit_code)
+    if code == _INTERRUPTED:
+        what = "interrupted; run the command again, it goes on where it stopped"
+        return _failed(code, what, {"error": "Interrupted", "exit_code": code, "what": what})
+    return int(code)
+
+
+def _failed(code: int, text: str, facts: dict[str, object]) -> int:
+    if State.as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    typer.echo(text, err=True)
+    return code
 
 
 def _system_error(error: OSError) -> int:
-    import errno  # noqa: PLC0415
+    """Report what the system refuses: a path, its permissions, its disk."""
+    from builder import atomic  # noqa: PLC0415 - keeps --help quick
 
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        typer.echo(
-            f"error: {error.filename or ''}: no space left on the device\n"
-            "  next: free some space and run the command again",
-            err=True,
-        )
-        return 6
-    if isinstance(
-        error, PermissionError | FileNotFoundError | NotADirectoryError | FileExistsError
-    ):
-        typer.echo(f"error: {error}\n  next: check the path and its permissions", err=True)
-        return 1
-    raise error
+    where = error.filename or ""
+    try:
+        with atomic.disk_full_is_an_error(Path(str(where)).absolute()):
+            raise error
+    except BuilderError as full:
+        return _failed(full.exit_code, f"error: {full}", full.as_dict())
+    except OSError:
+        next_step = "check the path and its permissions"
+        facts = {"error": type(error).__name__, "exit_code": 1, "what": error.strerror or str(error),
+                 "where": str(where), "details": [], "next": next_step}  # fmt: skip
+        return _failed(1, f"error: {error}\n  next: {next_step}", facts)
 
 
 def _terminated(*_: object) -> NoReturn:

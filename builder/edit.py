@@ -62,30 +62,38 @@ def edit(applied: AppliedSeries, worktree: Path) -> Path:
     return worktree
 
 
+# What git leaves in its folder while one of its commands waits for the user.
+_UNDER_WAY = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD",
+              "BISECT_LOG")  # fmt: skip
+
+
 def require_clean(worktree: Path) -> None:
     """Refuse a work tree with changes, or with a rebase, merge or am under way.
 
     :raises DirtyWorktreeError: with the files concerned.
     """
     git = Git(worktree)
-    status = git.attempt("status", "--porcelain", "--untracked-files=all")
-    if status.returncode or not (worktree / ".git").exists():
+    # without its own .git, git would answer for a repository further up
+    is_worktree = (worktree / ".git").exists()
+    if not is_worktree or git.attempt("rev-parse", "--is-inside-work-tree").returncode:
         raise DirtyWorktreeError(
-            "the folder is there and is no work tree of this tool",
+            "it is there and is no work tree of this tool",
             where=str(worktree),
             next_step="choose another folder with --worktree",
         )
-    under_way = [
-        name
-        for name in ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD")
-        if (worktree / ".git" / name).exists()
-    ]
-    changed = status.stdout.decode().splitlines()
+    folder = Path(git.text("rev-parse", "--absolute-git-dir"))
+    under_way = [name for name in _UNDER_WAY if (folder / name).exists()]
+    changed = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
     if under_way or changed:
         what = f"{under_way[0]} under way" if under_way else f"{len(changed)} uncommitted changes"
+        next_step = (
+            "finish it there (git rebase --continue, or --abort), then run the command again"
+            if under_way
+            else "commit, amend or stash them there, then run the command again"
+        )
         raise DirtyWorktreeError(
             f"{what}; nothing was touched",
             where=str(worktree),
             details=tuple(changed[:20]),
-            next_step="commit, amend or stash them there, then run the command again",
+            next_step=next_step,
         )

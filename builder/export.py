@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from builder import atomic
 from builder.apply import AM
 from builder.errors import ExportMismatchError, PatchFormatError, SeriesError
 from builder.locations import Cache, Project
-from builder.repository import Git
+from builder.patchfile import read_patch
+from builder.repository import ATTRIBUTES, Git
 from builder.series import Entry, Series
 
 FORMAT_PATCH = (
@@ -36,6 +39,11 @@ FORMAT_PATCH = (
     "--no-thread",
     "--no-cover-letter",
 )
+
+# Whole lines of a message that end it, and first lines of its body that are taken for headers
+# (git's mailinfo.c and mailsplit.c).
+_ENDS_MESSAGE = re.compile(r"---\s*$|--- \S|diff -|Index: |From \S.*\d:\d\d(:\d\d)? .*\d{4}\s*$")
+_IN_BODY_HEADER = re.compile(r"(From|Date|Subject):|>?From\s|\[PATCH\]\s")
 
 
 @dataclass(frozen=True)
@@ -71,26 +79,26 @@ def plan_export(
     :raises PatchFormatError: a commit that no patch file can carry unchanged.
     :raises SeriesError: merge commits, or two commits of one subject.
     """
-    commits = git.text("rev-list", "--reverse", f"{base}..{head}").split()
-    if git.text("rev-list", "--merges", f"{base}..{head}"):
-        raise SeriesError(
-            "the branch holds a merge commit",
-            where=str(git.folder),
-            next_step="rebase it away: a series is a straight line of commits",
-        )
-    if git.text("merge-base", base, head) != base:
-        raise SeriesError(
-            f"the branch does not begin at {series.tag}",
-            where=str(git.folder),
-            next_step=f"rebase it onto the tag {series.tag}",
-        )
-    subjects = [git.text("log", "-1", "--format=%s", commit) for commit in commits]
-    for commit, subject in zip(commits, subjects, strict=True):
-        _require_plain_message(git, commit, subject)
-    data = [git.run(*FORMAT_PATCH, "-1", commit) for commit in commits]
-    lines = _lines(series, project, subjects)
+    with _isolated(git, cache) as (own, scratch):
+        if own.attempt("merge-base", "--is-ancestor", base, head).returncode:
+            raise SeriesError(
+                f"the branch does not begin at {series.tag}",
+                where=str(git.folder),
+                next_step=f"rebase it onto the tag {series.tag}",
+            )
+        if own.text("rev-list", "--merges", f"{base}..{head}"):
+            raise SeriesError(
+                "the branch holds a merge commit",
+                where=str(git.folder),
+                next_step="rebase it away: a series is a straight line of commits",
+            )
+        commits = own.text("rev-list", "--reverse", f"{base}..{head}").split()
+        subjects = [own.text("log", "-1", "--format=%s", commit) for commit in commits]
+        for commit, subject in zip(commits, subjects, strict=True):
+            _require_plain_message(own, commit, subject)
+        data = list(_round_trips(own, base, commits, subjects, scratch))
+    lines = _lines(series, project, subjects, data)
     patches = tuple(ExportedPatch(line, raw) for line, raw in zip(lines, data, strict=True))
-    _require_round_trip(git, base, commits, patches, cache)
     current = {entry.line: entry.path for entry in series.entries}
     written = tuple(
         patch.line
@@ -145,8 +153,33 @@ def _write_series_file(export: Export) -> None:
         atomic.write_text(path, "\n".join([*head, *names]) + "\n")
 
 
-def _lines(series: Series, project: Project, subjects: list[str]) -> list[str]:
-    """Give each commit its line in the series file: the old one where it is the same patch."""
+@contextmanager
+def _isolated(git: Git, cache: Cache) -> Iterator[tuple[Git, Path]]:
+    """Give a repository with the objects of ``git`` and nothing of its configuration or attributes.
+
+    A user may set anything in the clone that ``edit`` made; what export writes must not depend on
+    it. The clone itself is only read.
+    """
+    with atomic.scratch_folder(cache.work) as scratch:
+        folder = scratch / "export.git"
+        folder.mkdir()
+        own = Git(folder)
+        own.run("init", "--bare", "--quiet", "--template=", "--initial-branch=main")
+        for name in ("info", "objects/info"):
+            (folder / name).mkdir(exist_ok=True)
+        (folder / "info" / "attributes").write_text(ATTRIBUTES)
+        objects = git.text("rev-parse", "--path-format=absolute", "--git-path", "objects")
+        (folder / "objects" / "info" / "alternates").write_text(f"{objects}\n", encoding="utf-8")
+        yield own, scratch
+
+
+def _lines(series: Series, project: Project, subjects: list[str], data: list[bytes]) -> list[str]:
+    """Give each commit its line in the series file: the old one where it is the same patch.
+
+    The same patch is one with the same subject; else with the same diff (reworded); else one that
+    touches a same file (reworded and amended). A shared patch keeps its name when it is reworded:
+    other releases name it.
+    """
     if len(set(subjects)) != len(subjects):
         twice = sorted({subject for subject in subjects if subjects.count(subject) > 1})
         raise SeriesError(
@@ -154,24 +187,44 @@ def _lines(series: Series, project: Project, subjects: list[str]) -> list[str]:
             where=twice[0],
             next_step="reword one of them: the subject tells patches apart",
         )
-    by_slug = {entry.path.name[5:]: entry for entry in series.entries}
-    chosen: list[Entry | None] = [by_slug.get(f"{slug(subject)}.patch") for subject in subjects]
-    kept = {entry.line for entry in chosen if entry}
-    lost = [entry for entry in series.entries if entry.line not in kept]
-    if len(lost) == chosen.count(None) > 0:  # reworded subjects keep number and folder, in order
-        spare = iter(lost)
-        chosen = [entry or next(spare) for entry in chosen]
+    old = {entry: _identity(entry.path.read_bytes()) for entry in series.entries}
+    chosen: list[Entry | None] = [None] * len(data)
+    for same in (
+        lambda mine, theirs: mine.subject == theirs.subject,
+        lambda mine, theirs: mine.diff == theirs.diff,
+        lambda mine, theirs: not mine.paths.isdisjoint(theirs.paths),
+    ):
+        for n, raw in enumerate(data):
+            if chosen[n] is None:
+                mine = _identity(raw)
+                free = [entry for entry in old if entry not in chosen]
+                chosen[n] = next((entry for entry in free if same(mine, old[entry])), None)
     number = max(_numbers(project), default=0)
     lines = []
     for entry, subject in zip(chosen, subjects, strict=True):
+        if entry is not None and entry.is_common:
+            lines.append(entry.line)
+            continue
         if entry is None:
             number += 1
-            lines.append(f"{number:04d}-{slug(subject)}.patch")
-        else:
-            folder = entry.line.rpartition("/")[0]
-            name = f"{entry.number:04d}-{slug(subject)}.patch"
-            lines.append(f"{folder}/{name}" if folder else name)
+        lines.append(f"{entry.number if entry else number:04d}-{slug(subject)}.patch")
     return lines
+
+
+@dataclass(frozen=True)
+class _Identity:
+    """What tells a patch file from another."""
+
+    subject: bytes
+    diff: bytes
+    paths: frozenset[bytes]
+
+
+def _identity(raw: bytes) -> _Identity:
+    head, _, diff = raw.partition(b"\ndiff --git ")
+    subject = re.search(rb"^Subject: (.*(?:\n[ \t].*)*)", head, re.MULTILINE)
+    paths = re.findall(rb"^(?:diff --git )?\"?a/.+? \"?b/(.+)$", diff, re.MULTILINE)
+    return _Identity(subject[1] if subject else b"", diff, frozenset(paths))
 
 
 def _numbers(project: Project) -> Iterator[int]:
@@ -183,19 +236,27 @@ def _numbers(project: Project) -> Iterator[int]:
 def slug(subject: str) -> str:
     """Return the subject as git's format-patch puts it into a file name, 52 characters at most."""
     text = re.sub(r"[^A-Za-z0-9._]+", "-", re.sub(r"\.{2,}", ".", subject)).strip("-.")
-    return text[:52].strip("-.")
+    return text[:52].strip("-.") or "patch"
 
 
 def _require_plain_message(git: Git, commit: str, subject: str) -> None:
-    body = git.text("log", "-1", "--format=%B", commit)
-    for line in body.splitlines():
-        if re.match(r"---($|\s)|diff -|Index: |>?From |From:|Date:|Subject:", line):
-            raise PatchFormatError(
-                f"a message line begins with {line[:12]!r}: a mail reader would cut the message "
-                "there or take it for a header",
-                where=subject,
-                next_step="reword that line of the commit message",
-            )
+    lines = git.run("log", "-1", "--format=%B", commit).decode().strip("\n").split("\n")
+    body = next((line for line in lines[1:] if line.strip()), "")
+    bad = [line for line in lines if _ENDS_MESSAGE.match(line)]
+    bad += [body] if _IN_BODY_HEADER.match(body) else []
+    if bad:
+        raise PatchFormatError(
+            f"a message line begins with {bad[0][:12]!r}: a mail reader would cut the message "
+            "there or take it for a header",
+            where=subject,
+            next_step="reword that line of the commit message",
+        )
+    if len(lines) > 1 and lines[1].strip():
+        raise PatchFormatError(
+            "the subject runs over two lines: they would be joined",
+            where=subject,
+            next_step="put a blank line behind the first line of the commit message",
+        )
     if git.attempt("diff", "--quiet", f"{commit}^", commit).returncode == 0:
         raise PatchFormatError(
             "the commit changes nothing",
@@ -204,30 +265,59 @@ def _require_plain_message(git: Git, commit: str, subject: str) -> None:
         )
 
 
-def _require_round_trip(
-    git: Git, base: str, commits: list[str], patches: tuple[ExportedPatch, ...], cache: Cache
-) -> None:
-    """Apply the exported files and compare tree, author and message of every commit."""
-    shape = "--format=%T%n%an%n%ae%n%at%n%B"
-    with atomic.scratch_folder(cache.work) as scratch:
-        tree = scratch / "tree"
-        git.run("worktree", "add", "--detach", "--quiet", str(tree), base)
-        try:
-            for commit, patch in zip(commits, patches, strict=True):
-                file = scratch / "exported.patch"
-                file.write_bytes(patch.data)
-                result = Git(tree).attempt(*AM, "--", str(file))
-                same = result.returncode == 0 and (
-                    Git(tree).run("log", "-1", shape, "HEAD") == git.run("log", "-1", shape, commit)
-                )
-                if not same:
-                    said = result.stderr.decode(errors="replace").strip().splitlines()
-                    raise PatchFormatError(
-                        "the commit does not survive the way through a patch file",
-                        where=patch.line,
-                        details=tuple(said[:6]),
-                        next_step="look at its message, modes and binary files; nothing was written",
-                    )
-        finally:
-            git.attempt("worktree", "remove", "--force", str(tree))
-            git.attempt("worktree", "prune")
+def _round_trips(
+    git: Git, base: str, commits: list[str], subjects: list[str], scratch: Path
+) -> Iterator[bytes]:
+    """Yield each commit as a patch file that was applied, compared, and exported again.
+
+    Tree, author and message have to come through; only blank lines and trailing spaces that git
+    strips from every message may differ, and what is exported is the stripped one.
+    """
+    tree = Git(scratch / "tree")
+    git.run("worktree", "add", "--detach", "--quiet", str(tree.folder), base)
+    file = scratch / "exported.patch"
+    for commit, subject in zip(commits, subjects, strict=True):
+        data = git.run(*FORMAT_PATCH, "-1", commit)
+        parent = tree.text("rev-parse", "HEAD")
+        for _ in range(3):
+            file.write_bytes(data)
+            _require_acceptable(file, subject, scratch)
+            result = tree.attempt(*AM, "--", str(file))
+            if result.returncode or _facts(tree, "HEAD") != _facts(git, commit):
+                raise _lost_on_the_way(subject, result.stderr)
+            again = tree.run(*FORMAT_PATCH, "-1", "HEAD")
+            if again == data:
+                break
+            data = again
+            tree.run("reset", "--quiet", "--hard", parent)
+        else:
+            raise _lost_on_the_way(subject, b"each export gives other bytes")
+        yield data
+
+
+def _require_acceptable(file: Path, subject: str, scratch: Path) -> None:
+    """Refuse here what `apply` would refuse of the exported file: a binary, a mode, a link."""
+    try:
+        read_patch(file, scratch / "mail")
+    except PatchFormatError as error:
+        raise PatchFormatError(
+            f"no patch file can hold the commit: {error.what}",
+            where=subject,
+            next_step=error.next_step,
+        ) from error
+
+
+def _facts(git: Git, commit: str) -> tuple[bytes, bytes]:
+    """Return tree and author; and the message as git's own commands strip it."""
+    raw = git.run("log", "-1", "--format=%T%n%an%n%ae%n%at%x00%B", commit)
+    facts, _, message = raw.partition(b"\0")
+    return facts, git.run("stripspace", stdin=message)
+
+
+def _lost_on_the_way(subject: str, said: bytes) -> PatchFormatError:
+    return PatchFormatError(
+        "the commit does not survive the way through a patch file",
+        where=subject,
+        details=tuple(said.decode(errors="replace").strip().splitlines()[:6]),
+        next_step="look at its message, author, modes and binary files; nothing was written",
+    )

@@ -46,15 +46,22 @@ def fetch(pin: Pin, file: PinnedFile, cache: Cache) -> Path:
     """
     path = cached_path(cache, file)
     with atomic.disk_full_is_an_error(path), atomic.exclusive(path, file.name):
-        if path.exists():
-            if path.stat().st_size == file.size and sha256_of(path) == file.sha256:
-                return path
-            say(f"{file.name}: the cached copy is damaged; it is fetched again")
-            path.unlink()
-        settings = package_index.pip_settings()
-        listed = _listed(pin, file, settings)
-        download(listed, path, settings, sha256=file.sha256, size=file.size)
+        if not is_whole(path, file.sha256):
+            settings = package_index.pip_settings()
+            listed = _listed(pin, file, settings)
+            download(listed, path, settings, sha256=file.sha256, size=file.size)
         return path
+
+
+def is_whole(path: Path, sha256: str) -> bool:
+    """Tell whether the cache holds the file; a damaged one is removed."""
+    if not path.exists():
+        return False
+    if sha256_of(path) == sha256:
+        return True
+    say(f"{path.name}: the cached copy is damaged; it is fetched again")
+    path.unlink()
+    return False
 
 
 def _listed(pin: Pin, file: PinnedFile, settings: IndexSettings) -> ReleaseFile:
@@ -93,22 +100,22 @@ def download(
         have = part.stat().st_size if part.exists() else 0
         if expected_size is not None and have == expected_size:
             break
+        cause = "the server sent less than the file"
         try:
-            complete = _receive(listed, part, settings, have, expected_size)
+            if _receive(listed, part, settings, have, expected_size):
+                break
         except requests.RequestException as error:
-            failures += 1
-            received = part.stat().st_size if part.exists() else 0
-            if failures >= RESUMES or (received == have and failures >= 2):
-                raise PackageIndexError(
-                    f"the connection broke {failures} times; {received} bytes are kept",
-                    where=package_index.redacted(listed.url),
-                    details=(f"{type(error).__name__}: {error}"[:300],),
-                    next_step="run the command again: the download goes on where it stopped",
-                ) from error
-            say(f"{listed.name}: connection lost at {received / 1e6:.1f} MB, resuming")
-            continue
-        if complete:
-            break
+            cause = package_index.redacted(f"{type(error).__name__}: {error}")[:300]
+        failures += 1
+        received = part.stat().st_size if part.exists() else 0
+        if failures >= RESUMES or (received <= have and failures >= 2):
+            raise PackageIndexError(
+                f"the connection broke {failures} times; {received} bytes are kept",
+                where=package_index.redacted(listed.url),
+                details=(cause,),
+                next_step="run the command again: the download goes on where it stopped",
+            )
+        say(f"{listed.name}: connection lost at {received / 1e6:.1f} MB, resuming")
     actual = sha256_of(part)
     wanted = sha256 or listed.sha256
     if wanted is not None and actual != wanted:
@@ -138,10 +145,11 @@ def _receive(
 
     with (
         package_index.open_file(listed, settings, have) as (offset, chunks),
-        part.open("r+b" if have and offset == have else "wb") as file,
+        part.open("r+b" if 0 < offset <= have else "wb") as file,
         bytes_progress(f"download {listed.name}", size or 0, offset) as advance,
     ):
         file.seek(offset)
+        file.truncate()
         for chunk in chunks:
             file.write(chunk)
             advance(len(chunk))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from builder.errors import UnfaithfulModeError
+from builder.errors import SeriesError, UnfaithfulModeError
 from builder.locations import DISTRIBUTION
 
 ReadFile = Callable[[str], bytes | None]
@@ -20,6 +20,10 @@ ReadFile = Callable[[str], bytes | None]
 # [project] keys that have a METADATA field; pyproject-metadata turns them into headers.
 _STATIC = ("description", "authors", "maintainers", "license", "keywords", "classifiers", "urls",
            "requires-python", "dependencies", "optional-dependencies")  # fmt: skip
+
+
+# All keys of [project] whose change this module carries over.
+CARRIED = frozenset({*_STATIC, "scripts", "gui-scripts", "entry-points"})
 
 
 @dataclass(frozen=True)
@@ -57,25 +61,48 @@ def requirement_lines(read: ReadFile, cuda: str) -> list[str]:
 
     The same as ``get_requirements()`` in upstream's setup.py on CUDA: comment lines, ``--``
     options and, off CUDA 12, vllm-flash-attn are left out.
+
+    :raises SeriesError: a line is no requirement, or names a file that is not there.
     """
-    from packaging.requirements import Requirement  # noqa: PLC0415
-
-    def lines_of(name: str) -> list[str]:
-        data = read(f"requirements/{name}")
-        found: list[str] = []
-        for line in (data or b"").decode().strip().split("\n"):
-            if line.startswith("-r "):
-                found += lines_of(line.split()[1])
-            elif line.strip() and not line.startswith(("--", "#")):
-                found.append(line)
-        return found
-
-    kept = [
-        line
-        for line in lines_of("cuda.txt")
+    found = [
+        (path, line)
+        for path, line in _requirement_files(read, "requirements/cuda.txt")
         if not ("vllm-flash-attn" in line and cuda.partition(".")[0] != "12")
     ]
-    return [str(Requirement(line.partition(" #")[0].strip())) for line in kept]
+    return [_requirement(path, line.partition(" #")[0].strip()) for path, line in found]
+
+
+def _requirement_files(read: ReadFile, path: str) -> list[tuple[str, str]]:
+    """Return each line with its file, ``-r`` lines followed."""
+    found: list[tuple[str, str]] = []
+    for line in (read(path) or b"").decode().strip().split("\n"):
+        if line.startswith("-r "):
+            other = f"requirements/{line.split()[1]}"
+            if read(other) is None:
+                raise SeriesError(
+                    f"{line!r} names a file that is not there: {other}",
+                    where=path,
+                    next_step=CORRECT_IT,
+                )
+            found += _requirement_files(read, other)
+        elif line.strip() and not line.startswith(("--", "#")):
+            found.append((path, line))
+    return found
+
+
+def _requirement(path: str, line: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415
+
+    try:
+        return str(Requirement(line))
+    except InvalidRequirement as error:
+        raise SeriesError(
+            f"{line!r} is no requirement", where=path, details=tuple(str(error).splitlines()),
+            next_step=CORRECT_IT,
+        ) from error  # fmt: skip
+
+
+CORRECT_IT = "correct the patch that touches the file: python -m builder edit, then export"
 
 
 def patched_metadata(
@@ -97,10 +124,16 @@ def patched_metadata(
     body = metadata.body
     readme_before, readme_after = before("README.md"), after("README.md")
     if readme_before != readme_after:
-        if readme_before is None or body.strip() != readme_before.decode().strip():
+        if body.strip() != _description(readme_before).strip():
             raise _unknown_way("README.md", "its description is not README.md's text")
-        body = (readme_after or b"").decode()
+        body = _description(readme_after)
     return render(CoreMetadata(tuple(fields), body))
+
+
+def _description(readme: bytes | None) -> str:
+    """Return the description as setuptools takes it from the file: read as text, and ended."""
+    text = (readme or b"").decode().replace("\r\n", "\n").replace("\r", "\n")
+    return text if text.endswith("\n") else f"{text}\n"
 
 
 def _follow_requirements(
@@ -160,11 +193,14 @@ def _project(read: ReadFile) -> dict[str, Any]:
 
 def _headers(project: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the METADATA headers that the static keys of a [project] table give."""
-    from pyproject_metadata import StandardMetadata  # noqa: PLC0415
+    from pyproject_metadata import ConfigurationError, StandardMetadata  # noqa: PLC0415
 
     table: dict[str, Any] = {key: project[key] for key in _STATIC if key in project}
     table |= {"name": project.get("name", "vllm"), "version": "0"}
-    standard = StandardMetadata.from_pyproject({"project": table})
+    try:
+        standard = StandardMetadata.from_pyproject({"project": table})
+    except ConfigurationError as error:
+        raise SeriesError(str(error), where="pyproject.toml", next_step=CORRECT_IT) from error
     headers: dict[str, list[str]] = {}
     for key, value in standard.as_rfc822().items():
         if key not in ("Metadata-Version", "Name", "Version"):
@@ -188,6 +224,8 @@ def _replaced(
 def patched_entry_points(official: bytes, before: ReadFile, after: ReadFile) -> bytes:
     """Return entry_points.txt; upstream's bytes where the series changes no entry point.
 
+    Empty where none is left: setuptools writes no file then.
+
     :raises UnfaithfulModeError: upstream's file does not follow from its [project] table.
     """
     old, new = _entry_points(_project(before)), _entry_points(_project(after))
@@ -203,7 +241,7 @@ def _entry_points(project: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     for key, group in (("scripts", "console_scripts"), ("gui-scripts", "gui_scripts")):
         if project.get(key):
             groups[group] = project[key]
-    return groups
+    return {group: entries for group, entries in groups.items() if entries}
 
 
 def render_entry_points(groups: Mapping[str, Mapping[str, str]]) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
@@ -45,14 +47,17 @@ class ReleaseFile:
     requires_python: str | None
 
 
-def redacted(url: str) -> str:
-    """Return the URL without its credentials, for messages and logs."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def redacted(text: str) -> str:
+    """Return a URL, or a text with URLs in it, without credentials: for messages and logs."""
+    return re.sub(r"(?<=://)[^/\s'\"]*@", "", text)
 
 
+@cache
 def pip_settings() -> IndexSettings:
-    """Ask pip for its configuration (``pip config list``), environment included."""
+    """Ask pip for its configuration (``pip config list``), environment included; once a run.
+
+    :raises PackageIndexError: no index of it is one over HTTP.
+    """
     run = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,
@@ -61,11 +66,12 @@ def pip_settings() -> IndexSettings:
     )
     values: dict[str, str] = {}
     if run.returncode == 0:
-        for line in run.stdout.splitlines():
-            key, separator, value = line.partition("=")
-            if separator:
-                # pip lists files first and its environment last, the order of precedence.
-                values[key.rpartition(".")[2]] = str(ast.literal_eval(value))
+        listed = [line.partition("=") for line in run.stdout.splitlines()]
+        # Versions of pip differ in the order of this list; a later kind overrides an earlier one.
+        for section in ("global", "download", "install", ":env:"):
+            for key, _, value in listed:
+                if key.startswith(f"{section}."):
+                    values[key.rpartition(".")[2]] = str(ast.literal_eval(value))
     else:  # no pip in this environment (uv makes such): its variables still count
         values = {
             name.removeprefix("PIP_").lower().replace("_", "-"): value
@@ -74,10 +80,17 @@ def pip_settings() -> IndexSettings:
         }
     from pypi_simple import PYPI_SIMPLE_ENDPOINT  # noqa: PLC0415 - slow to import
 
-    urls = [values.get("index-url") or PYPI_SIMPLE_ENDPOINT]
-    urls += values.get("extra-index-url", "").split()
+    configured = [values.get("index-url") or PYPI_SIMPLE_ENDPOINT]
+    configured += values.get("extra-index-url", "").split()
+    urls = tuple(url for url in configured if url.startswith(("http://", "https://")))
+    if not urls:
+        raise PackageIndexError(
+            "pip is configured for no index over HTTP",
+            where=", ".join(redacted(url) for url in configured),
+            next_step="set PIP_INDEX_URL to one, then run the command again",
+        )
     return IndexSettings(
-        urls=tuple(url for url in urls if url.startswith(("http://", "https://"))),
+        urls=urls,
         ca_bundle=values.get("cert"),
         timeout=float(values.get("default-timeout", values.get("timeout", 30))),
     )
@@ -100,7 +113,7 @@ def _session(settings: IndexSettings) -> Iterator[requests.Session]:
 
 def _unreachable(url: str, error: Exception) -> PackageIndexError:
     return PackageIndexError(
-        f"the package index does not answer: {type(error).__name__}",
+        f"the package index gives no answer that helps: {type(error).__name__}",
         where=redacted(url),
         details=(redacted(str(error))[:300],),
         next_step="check the network and `python -m pip config list`, then run the command again",
@@ -132,7 +145,7 @@ def release_files(project: str, version: str, settings: IndexSettings) -> list[R
         ]
         if found:
             break
-    if not found:
+    else:
         raise PackageIndexError(
             f"no index has {project} {version}",
             where=", ".join(redacted(url) for url in settings.urls),
@@ -141,13 +154,21 @@ def release_files(project: str, version: str, settings: IndexSettings) -> list[R
     return [
         ReleaseFile(
             name=package.filename,
-            url=package.url,
+            url=_with_credentials(package.url, url),
             sha256=package.digests.get("sha256"),
             size=package.size,
             requires_python=package.requires_python,
         )
         for package in found
     ]
+
+
+def _with_credentials(url: str, index: str) -> str:
+    """Return a file's URL with the index's credentials, as pip does for files on its host."""
+    file, base = urlsplit(url), urlsplit(index)
+    if "@" in file.netloc or file.netloc != base.netloc.rpartition("@")[2]:
+        return url
+    return urlunsplit(file._replace(netloc=base.netloc))
 
 
 def _is_version(text: str, version: object) -> bool:
@@ -177,14 +198,32 @@ def open_file(
         _session(settings) as session,
         session.get(file.url, headers=headers, stream=True, timeout=settings.timeout) as response,
     ):
+        if start and response.status_code == 416:
+            yield 0, iter(())  # the server's file ends before that offset
+            return
         if response.status_code not in (200, 206):
             raise PackageIndexError(
                 f"the index answers {response.status_code} {response.reason}",
                 where=redacted(file.url),
                 next_step="check the index and its credentials, then run the command again",
             )
-        offset = start if response.status_code == 206 else 0
-        yield offset, response.iter_content(1 << 20)
+        offset = 0
+        if response.status_code == 206:
+            stated = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+            offset = int(stated[1]) if stated else start
+        yield offset, _chunks(response)
+
+
+def _chunks(response: requests.Response) -> Iterator[bytes]:
+    """Yield bytes as they come: a reader that waits for full chunks loses what a break cuts off."""
+    import requests  # noqa: PLC0415 - slow to import
+    import urllib3  # noqa: PLC0415
+
+    try:
+        while chunk := response.raw.read1(1 << 20):
+            yield chunk
+    except urllib3.exceptions.HTTPError as error:
+        raise requests.ConnectionError(error) from error
 
 
 def content_length(file: ReleaseFile, settings: IndexSettings) -> int:

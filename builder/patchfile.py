@@ -16,6 +16,9 @@ from builder.errors import PatchFormatError
 from builder.repository import Git
 
 NULL_BLOB = "0" * 40
+EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+# What git mailinfo prints, and the mail header that it comes from.
+_HEADERS = {"Author": "From", "Email": "From", "Date": "Date", "Subject": "Subject"}
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,21 @@ class Hunk:
         return tuple(line[1:] for line in self.lines if line[0] in " +")
 
     @property
-    def first_change(self) -> int:
-        """Return the offset in the pre-image of the first line that changes."""
+    def touched(self) -> tuple[int, ...]:
+        """Return the offsets in the pre-image of the lines that go, and of those beside new ones.
+
+        A line that is only inserted belongs to what stands before it or to what stands behind it.
+        """
+        offsets: set[int] = set()
         offset = 0
         for line in self.lines:
-            if line[0] != " ":
-                break
+            if line[0] == "+":
+                offsets |= {offset - 1, offset}
+                continue
+            if line[0] == "-":
+                offsets.add(offset)
             offset += 1
-        return offset
+        return tuple(sorted(n for n in offsets if 0 <= n < offset))
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,7 @@ def _refused(file: Path, what: str, next_step: str) -> PatchFormatError:
     return PatchFormatError(what, where=file.name, next_step=next_step)
 
 
+RESTORE_IT = "restore the file from version control, or export it again"
 EXPORT_IT = "make the patch with git in `python -m builder edit`, then `python -m builder export`"
 
 
@@ -132,8 +143,11 @@ def read_patch(file: Path, scratch: Path) -> Patch:
             # -k keeps the subject's [tags]; no scissors line cuts the message
             "mailinfo", "-k", "--no-scissors", "--encoding=UTF-8", "message", "diff", stdin=raw,
         ).decode()  # fmt: skip
-        fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
-        body = (folder / "message").read_text()
+        fields = dict(line.split(": ", 1) for line in header.split("\n") if ": " in line)
+        for field, name in _HEADERS.items():
+            if not fields.get(field):  # without a date, am would take today's
+                raise _refused(file, f"it has no {name}: header", EXPORT_IT)
+        body = (folder / "message").read_bytes().decode()
         message = f"{fields.get('Subject', '')}\n\n{body}"
         parsed = git.run("interpret-trailers", "--parse", "--no-divider", stdin=message.encode())
     return Patch(
@@ -171,7 +185,7 @@ def _checked_text(file: Path, raw: bytes) -> str:
     if not re.match(r"From [0-9a-f]{40} ", text):
         raise _refused(file, "it does not begin like `git format-patch` output", EXPORT_IT)
     if not text.endswith("\n"):
-        raise _refused(file, "it ends in the middle of a line: truncated", "restore the file")
+        raise _refused(file, "it ends in the middle of a line: truncated", RESTORE_IT)
     if "\ndiff --git " not in text:
         raise _refused(file, "it holds no diff: truncated, or an empty commit", EXPORT_IT)
     diff = text[text.index("\ndiff --git ") :]
@@ -183,10 +197,18 @@ def _checked_text(file: Path, raw: bytes) -> str:
             f"it changes a file's mode ({found[0]})",
             "leave upstream's modes alone; a new file may be 100755",
         )
-    if found := re.search(r"^new file mode (?!100644$|100755$)(\d+)$", diff, re.MULTILINE):
+    if found := re.search(
+        r"^(?:(?:new|deleted) file mode|index [0-9a-f]+\.\.[0-9a-f]+) (?!100644$|100755$)(\d+)$",
+        diff,
+        re.MULTILINE,
+    ):
         raise _refused(
-            file, f"it adds a link or a submodule (mode {found[1]})", "add a regular file"
+            file,
+            f"it adds, changes or deletes a link or a submodule (mode {found[1]})",
+            "leave links alone; a new file has to be a regular file",
         )
+    if found := re.search(r"^copy from (.+)$", diff, re.MULTILINE):
+        raise _refused(file, f"it copies a file ({found[1]}) instead of adding one", EXPORT_IT)
     return text
 
 
@@ -208,32 +230,33 @@ def _changes(file: Path, text: str) -> tuple[FileChange, ...]:
         raise _refused(
             file,
             f"the diff is damaged or truncated: {error}",
-            "restore the file, or export it again",
+            RESTORE_IT,
         ) from error
     sections = re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE)[1:]
     if len(sections) != len(parsed):
-        raise _refused(file, "the diff is damaged or truncated", "restore the file")
+        raise _refused(file, "the diff is damaged or truncated", RESTORE_IT)
     changes = []
     for section, item in zip(sections, parsed, strict=True):
         head = section.partition("\n@@ ")[0]
         index = re.search(r"^index ([0-9a-f]+)\.\.([0-9a-f]+)", head, re.MULTILINE)
         mode = re.search(r"^(?:new file mode|index [0-9a-f.]+) (\d{6})$", head, re.MULTILINE)
-        old = None if item.source_file == "/dev/null" else item.source_file.removeprefix("a/")
-        new = None if item.target_file == "/dev/null" else item.target_file.removeprefix("b/")
+        old = _path(file, item.source_file, "a/")
+        new = _path(file, item.target_file, "b/")
         if "\nnew file mode" in head:
             old = None
         if "\ndeleted file mode" in head:
             new = None
-        for path in (old, new):
-            _check_path(file, path)
         if old is None and new is None:
-            raise _refused(file, "a change without a path: damaged", "restore the file")
+            raise _refused(file, "a change without a path: damaged", RESTORE_IT)
+        old_blob, new_blob = (index[1], index[2]) if index else ("", "")
+        if not item and not _needs_no_hunk(old, new, old_blob, new_blob):
+            raise _refused(file, f"the change of {new or old} has no hunks: truncated", RESTORE_IT)
         changes.append(
             FileChange(
                 old_path=old,
                 new_path=new,
-                old_blob=index[1] if index else "",
-                new_blob=index[2] if index else "",
+                old_blob=old_blob,
+                new_blob=new_blob,
                 mode=mode[1] if mode else "100644",
                 hunks=tuple(
                     Hunk(
@@ -251,21 +274,50 @@ def _changes(file: Path, text: str) -> tuple[FileChange, ...]:
     return tuple(changes)
 
 
-def _hunk_lines(hunk: object) -> tuple[str, ...]:
-    lines: list[str] = []
-    for line in hunk:  # type: ignore[attr-defined]
-        if line.line_type == "\\":  # "\ No newline at end of file" belongs to the line before
-            lines[-1] = lines[-1].removesuffix("\n")
-        else:
-            lines.append(f"{line.line_type}{line.value}")
-    return tuple(lines)
+def _needs_no_hunk(old: str | None, new: str | None, old_blob: str, new_blob: str) -> bool:
+    """Tell an empty file that comes or goes, or a mere rename, from a change that was cut off."""
+    if old is None or new is None:
+        blob = new_blob if old is None else old_blob
+        return bool(blob) and EMPTY_BLOB.startswith(blob)
+    return old != new and not new_blob
 
 
-def _check_path(file: Path, path: str | None) -> None:
-    if path is None:
-        return
+def _path(file: Path, name: str, prefix: str) -> str | None:
+    if name == "/dev/null":
+        return None
+    path = _unquoted(name)
+    if not path.startswith(prefix):
+        raise _refused(file, f"the path {path!r} does not begin with {prefix}", EXPORT_IT)
+    path = path.removeprefix(prefix)
     parts = PurePosixPath(path).parts
     if path.startswith("/") or ".." in parts:
         raise _refused(file, f"it touches {path!r}, outside the tree", "remove that change")
     if any(part.lower() == ".git" for part in parts):
         raise _refused(file, f"it touches {path!r}: git's own files", "remove that change")
+    return path
+
+
+def _unquoted(path: str) -> str:
+    """Return the path that git writes in C's quotes where it is not plain ASCII."""
+    if not (path.startswith('"') and path.endswith('"')):
+        return path
+    names = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13}
+
+    def character(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        if code.isdigit():
+            return bytes([int(code, 8) & 0xFF])
+        return bytes([names[code]]) if code in names else code
+
+    raw = re.sub(rb"\\([0-7]{3}|.)", character, path[1:-1].encode())
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _hunk_lines(hunk: object) -> tuple[str, ...]:
+    lines: list[str] = []
+    for line in hunk:  # type: ignore[attr-defined]
+        if line.line_type == "\\":  # "\ No newline at end of file" belongs to the line before
+            lines[-1] = lines[-1].removesuffix("\n")
+        elif line.line_type:  # none: a blank line between this file's change and the next
+            lines.append(f"{line.line_type}{line.value}")
+    return tuple(lines)

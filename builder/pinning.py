@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import tarfile
 import tomllib
+import zlib
 from pathlib import Path
 
 from builder import atomic, package_index
 from builder.errors import PinError
-from builder.fetch import download
+from builder.fetch import download, is_whole
 from builder.locations import UPSTREAM_DISTRIBUTION, Cache
 from builder.package_index import IndexSettings, ReleaseFile
 from builder.pin import Pin, PinnedFile
@@ -56,8 +57,8 @@ def make_pin(tag: str, cache: Cache) -> Pin:
             next_step="use an index that publishes hashes",
         )
     path = cache.downloads / sdist.sha256 / sdist.name
-    with atomic.exclusive(path, sdist.name):
-        if not path.exists():
+    with atomic.disk_full_is_an_error(path), atomic.exclusive(path, sdist.name):
+        if not is_whole(path, sdist.sha256):
             download(sdist, path, settings, sha256=sdist.sha256, size=sdist.size)
     facts = read_sdist(path)
     return Pin(
@@ -74,13 +75,14 @@ def make_pin(tag: str, cache: Cache) -> Pin:
 
 def official_wheel(files: list[ReleaseFile], arch: str) -> ReleaseFile | None:
     """Return the wheel of ``arch`` that pip would take: the one with the highest build number."""
-    from packaging.utils import parse_wheel_filename  # noqa: PLC0415
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename  # noqa: PLC0415
 
     candidates = []
     for file in files:
-        if not file.name.endswith(".whl"):
+        try:
+            _, version, build, tags = parse_wheel_filename(file.name)
+        except InvalidWheelFilename:
             continue
-        _, version, build, tags = parse_wheel_filename(file.name)
         platforms = sorted(tag.platform for tag in tags)
         if version.local is None and any(platform.endswith(f"_{arch}") for platform in platforms):
             candidates.append((build, platforms, file))
@@ -101,35 +103,47 @@ def _with_size(file: ReleaseFile, settings: IndexSettings) -> PinnedFile:
 
 
 def read_sdist(path: Path) -> dict[str, str]:
-    """Read commit, requires-python, torch and CUDA version from upstream's own files."""
-    wanted = {
-        "vllm/_version.py": "",
-        "vllm/envs.py": "",
-        "pyproject.toml": "",
-        "requirements/cuda.txt": "",
-    }
-    with tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            name = member.name.partition("/")[2]
-            if name in wanted and (file := archive.extractfile(member)):
-                wanted[name] = file.read().decode()
+    """Read commit, requires-python, torch and CUDA version from upstream's own files.
+
+    :raises PinError: the sdist is not written as upstream's releases are.
+    """
+    try:
+        texts = _texts(path)
+        project = tomllib.loads(texts["pyproject.toml"])["project"]
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError, KeyError) as error:
+        raise _unreadable(path, f"{type(error).__name__}: {error}") from error
     commit = re.search(
-        r"commit_id\s*(?:=\s*__commit_id__\s*)?=\s*'g?([0-9a-f]{7,40})'", wanted["vllm/_version.py"]
+        r"commit_id\s*(?:=\s*__commit_id__\s*)?=\s*'g?([0-9a-f]{7,40})'",
+        texts.get("vllm/_version.py", ""),
     )
     if commit is None:
-        raise PinError(
-            "vllm/_version.py in the sdist does not tell upstream's commit",
-            where=path.name,
-            next_step="report this: the release was made in a new way",
-        )
-    project = tomllib.loads(wanted["pyproject.toml"])["project"]
+        raise _unreadable(path, "vllm/_version.py does not tell upstream's commit")
     torch = re.search(
-        r"^torch\s*([=<>!~].*?)\s*(#.*)?$", wanted["requirements/cuda.txt"], re.MULTILINE
+        r"^torch\s*([=<>!~].*?)\s*(#.*)?$", texts.get("requirements/cuda.txt", ""), re.MULTILINE
     )
-    cuda = re.search(r'VLLM_MAIN_CUDA_VERSION: str = "([\d.]+)"', wanted["vllm/envs.py"])
+    cuda = re.search(r'VLLM_MAIN_CUDA_VERSION: str = "([\d.]+)"', texts.get("vllm/envs.py", ""))
     return {
         "commit": commit[1],
         "requires-python": project.get("requires-python", ""),
         "torch": torch[1].replace(" ", "") if torch else "",
         "cuda": cuda[1] if cuda else "",
     }
+
+
+def _texts(path: Path) -> dict[str, str]:
+    wanted = {"vllm/_version.py", "vllm/envs.py", "pyproject.toml", "requirements/cuda.txt"}
+    found = {}
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            name = member.name.partition("/")[2]
+            if name in wanted and (file := archive.extractfile(member)):
+                found[name] = file.read().decode()
+    return found
+
+
+def _unreadable(path: Path, what: str) -> PinError:
+    return PinError(
+        f"the sdist does not tell what a pin has to: {what}",
+        where=path.name,
+        next_step="report this: the release was made in a new way",
+    )

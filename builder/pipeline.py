@@ -9,13 +9,14 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from builder import atomic, provenance
 from builder.apply import AppliedSeries, apply_series
 from builder.audit import Audit, audit
-from builder.checkout import SourceTree, from_git, from_sdist
+from builder.checkout import SourceTree, from_git, from_sdist, using_repository
 from builder.classify import Mode, ModeChoice, TouchedPath, choose_mode, touched_paths
 from builder.console import say
 from builder.errors import AuditError
@@ -64,9 +65,10 @@ class Built:
 def source_tree(pin: Pin, project: Project, cache: Cache, upstream_url: str | None) -> SourceTree:
     """Return the release as a commit; a clone makes the pin know upstream's full commit id."""
     sdist = fetch(pin, pin.sdist, cache)
-    if upstream_url is None:
-        return from_sdist(pin, sdist, cache)
-    tree = from_git(pin, sdist, upstream_url, cache)
+    with using_repository(cache):
+        if upstream_url is None:
+            return from_sdist(pin, sdist, cache)
+        tree = from_git(pin, sdist, upstream_url, cache)
     if tree.upstream_commit != pin.commit:
         save(project.pins, replace(pin, commit=tree.upstream_commit), force=True)
     return tree
@@ -79,7 +81,8 @@ def applied_series(
     pin = load(project.pins, tag)
     series = read_series(project, tag)
     tree = source_tree(pin, project, cache, upstream_url)
-    return pin, series, apply_series(tree, series.paths, cache)
+    with using_repository(cache):
+        return pin, series, apply_series(tree, series.paths, cache)
 
 
 def build(request: Request, project: Project, cache: Cache) -> Built:
@@ -89,19 +92,21 @@ def build(request: Request, project: Project, cache: Cache) -> Built:
     """
     pin = load(project.pins, request.tag)
     official_file = pin.wheel(request.arch)
-    series = read_series(project, request.tag)
-    version = local_version(pin.version, checked_revision(pin, series))
-    official = fetch(pin, official_file, cache)
-    tree = source_tree(pin, project, cache, request.upstream_url)
-    applied = apply_series(tree, series.paths, cache)
+    version = local_version(pin.version, checked_revision(pin, read_series(project, request.tag)))
+    if request.mode is Mode.SOURCE:
+        _require_compiler(pin)
+    pin, series, applied = applied_series(request.tag, project, cache, request.upstream_url)
     touched = touched_paths(applied)
     choice = choose_mode(touched, request.mode)
+    if choice.mode is Mode.SOURCE:
+        _require_compiler(pin)
+    official = fetch(pin, official_file, cache)
     boms = {provenance.SBOM_NAME: provenance.sbom(pin, official_file, applied, version)}
     inputs = WheelInputs(pin, official, applied, touched, version, boms)
     cached, tags = _wheel(inputs, choice, cache)
     name = f"{wheel_name(official.name, version).rsplit('-', 3)[0]}-{tags}.whl"
     result = audit(cached, inputs, cache, compiled=choice.mode is Mode.SOURCE)
-    wheel = _deliver(cached, request.out / name)
+    wheel = _deliver(cached, request.out / name, result.wheel_sha256)
     statement = provenance.statement(
         pin, official_file, applied,
         wheel_name=name, wheel_sha256=result.wheel_sha256, version=version, mode=choice.mode,
@@ -130,20 +135,29 @@ def build(request: Request, project: Project, cache: Cache) -> Built:
     )
 
 
+def _require_compiler(pin: Pin) -> None:
+    from builder.setup_py import require_nvcc  # noqa: PLC0415 - slow to import
+
+    require_nvcc(pin.cuda)
+
+
 def _wheel(inputs: WheelInputs, choice: ModeChoice, cache: Cache) -> tuple[Path, str]:
     """Return the wheel in the cache and its tags; build it where the cache lacks it."""
     parts = [
         inputs.official.name, inputs.version, str(choice.mode), inputs.applied.head,
         *(f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in inputs.sboms.items()),
     ]  # fmt: skip
+    if choice.mode is Mode.SOURCE:
+        from builder.setup_py import COMPILER_VARIABLES  # noqa: PLC0415 - slow to import
+
+        parts += [f"{name}={os.environ.get(name)}" for name in COMPILER_VARIABLES]
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     path = cache.wheels / key / wheel_name(inputs.official.name, inputs.version)
     note = path.with_name("built.json")
     with atomic.exclusive(path, path.name):
-        if path.exists() and note.exists():
-            built = json.loads(note.read_text())
+        if path.exists() and (built := _note(note)):
             if sha256_of(path) == built["sha256"]:
-                return path, str(built["tags"])
+                return path, built["tags"]
             say(f"{path.name}: the cached wheel is damaged; it is built again")
         tags = "-".join(path.name.removesuffix(".whl").split("-")[-3:])
         say(f"build: {choice.mode} ({choice.reason})")
@@ -161,19 +175,26 @@ def _wheel(inputs: WheelInputs, choice: ModeChoice, cache: Cache) -> tuple[Path,
     return path, tags
 
 
-def _deliver(cached: Path, target: Path) -> Path:
+def _note(path: Path) -> dict[str, str] | None:
+    """Return what was written beside a wheel in the cache when it was complete."""
+    try:
+        data = json.loads(path.read_text())
+        return {"sha256": data["sha256"], "tags": data["tags"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _deliver(cached: Path, target: Path, sha256: str) -> Path:
     """Put the wheel where the user asked for it: a link to the cache, or a copy across disks."""
-    if target.exists() and (target.samefile(cached) or sha256_of(target) == sha256_of(cached)):
+    if target.exists() and sha256_of(target) == sha256:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{atomic.PREFIX}{target.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
     with atomic.disk_full_is_an_error(target):
-        try:
-            os.link(cached, temporary)
-        except OSError:
-            shutil.copyfile(cached, temporary)
-        temporary.replace(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            os.link(cached, target)
+            return target
+        with atomic.replacing(target) as copy, cached.open("rb") as wheel:
+            shutil.copyfileobj(wheel, copy, 1 << 20)
     return target
 
 
@@ -188,8 +209,9 @@ def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInp
 
     :raises AuditError: it was built from another state of the series, or it was changed since.
     """
-    from zipfile import BadZipFile, ZipFile  # noqa: PLC0415
+    from zipfile import ZipFile  # noqa: PLC0415
 
+    from builder.wheel_archive import UNREADABLE  # noqa: PLC0415
     from builder.wheel_name import dist_info_name  # noqa: PLC0415
 
     if not wheel.is_file():
@@ -204,7 +226,7 @@ def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInp
         with ZipFile(wheel) as archive:
             member = f"{dist_info_name(version)}/sboms/{provenance.SBOM_NAME}"
             facts = provenance.read_sbom(archive.read(member))
-    except (BadZipFile, KeyError, ValueError, OSError) as error:
+    except (*UNREADABLE, TypeError, StopIteration) as error:
         raise AuditError(
             f"no SBOM of this tool in the wheel: {error}",
             where=wheel.name,

@@ -1,9 +1,10 @@
 """Where each hunk of a patch lands, and whether that is the place that the patch means.
 
 git puts a hunk wherever its lines match, as near as it can to the stated line: in a file that has
-changed, that may be another function. Here a hunk that moved is taken only if its pre-image stands
-in the file once, and in the same function or class as before. What the patch calls "before" is
-read from the pre-image blob where the repository has it, else from the hunk's heading.
+changed, that may be another function. Here a hunk is taken in such a file only if its pre-image
+stands there once, and in the same function or class as before. What the patch calls "before" is
+read from the pre-image blob where the repository has it, else from the hunk's heading. In files
+that are neither Python nor C-like nothing tells a scope: there, standing once has to do.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.patchfile import FileChange, Hunk
 
-# git's own pattern for Python (userdiff.c, "python")
-_HEADING = re.compile(r"^[ \t]*((class|(async[ \t]+)?def)[ \t].*)$")
+# git's own patterns for hunk headings: Python's (userdiff.c) and the default one
+_PYTHON_HEADING = re.compile(r"^[ \t]*((class|(async[ \t]+)?def)[ \t].*)$")
+_DEFAULT_HEADING = re.compile(r"^([A-Za-z_$].*)$")
 _NAME = re.compile(r"^[ \t]*(?:class|(?:async[ \t]+)?def)[ \t]+(\w+)")
+_C_LIKE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".rs")
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,19 @@ def place(
     result: list[str] = []
     done = 0
     for hunk in change.hunks:
-        line = _find(patch, change, hunk, lines, done, before_lines, same_blob=same_blob)
-        stated = hunk.old_start - 1 if hunk.old_length else hunk.old_start
-        placed.append(Placed(hunk, line, line - stated, scope_at(lines, line + hunk.first_change)))
+        where = f"{patch}: {change.path}, hunk {hunk.number}"
+        stated = _stated(hunk)
+        line = _find(where, hunk, lines, before_lines, same_blob=same_blob)
+        if line < done:
+            raise MisplacedHunkError(
+                f"its lines stand at line {line + 1}, above those of the hunk before it",
+                where=where,
+                next_step=LOOK,
+            )
+        if not (same_blob or (line == stated and _same_down_to(hunk, lines, before_lines))):
+            _check_scope(where, change.path, hunk, lines, line, before_lines)
+        scope = _scopes(change.path, hunk, lines, line)
+        placed.append(Placed(hunk, line, line - stated, next(filter(None, scope), "")))
         result += lines[done:line]
         result += hunk.postimage
         done = line + len(hunk.preimage)
@@ -63,129 +79,195 @@ def place(
     return placed, "".join(result).encode("utf-8", "surrogateescape")
 
 
+LOOK = "look at both places; then make the patch anew on this tree and export it"
+
+
+def _stated(hunk: Hunk) -> int:
+    """Return the line (from 0) at which the patch says that the pre-image begins."""
+    return hunk.old_start - 1 if hunk.old_length else hunk.old_start
+
+
 def _find(
-    patch: str,
-    change: FileChange,
-    hunk: Hunk,
-    lines: list[str],
-    start: int,
-    before: list[str] | None,
-    *,
-    same_blob: bool,
+    where: str, hunk: Hunk, lines: list[str], before: list[str] | None, *, same_blob: bool
 ) -> int:
-    expected = hunk.preimage
-    stated = hunk.old_start - 1 if hunk.old_length else hunk.old_start
-    candidates = [
-        line
-        for line in range(start, len(lines) - len(expected) + 1)
-        if tuple(lines[line : line + len(expected)]) == expected
-    ]
-    where = f"{patch}: {change.path}, hunk {hunk.number}"
-    if not candidates:
+    expected = list(hunk.preimage)
+    size, stated = len(expected), _stated(hunk)
+    found = [n for n in range(len(lines) - size + 1) if lines[n : n + size] == expected]
+    if same_blob:
+        found = [stated] if stated in found else []
+    elif not expected and lines:
+        found = []  # the patch fills an empty file, and this one is not
+    if not found:
         raise PatchConflictError(
             f"the lines that the hunk expects near line {hunk.old_start} are not there",
             where=where,
             details=_instead(expected, lines, stated),
-            next_step="python -m builder edit, change the patch to fit this tree, then export; "
-            "nothing was built",
+            next_step="make the patch anew on this tree and export it; nothing was built",
         )
-    if stated in candidates:
-        line = stated
-        if same_blob:
-            return line
-    elif len(candidates) > 1:
-        raise MisplacedHunkError(
-            f"the hunk is not at line {hunk.old_start} any more, and its lines stand at "
-            f"{len(candidates)} places ({', '.join(str(n + 1) for n in candidates[:6])})",
-            where=where,
-            next_step="give the patch more context: python -m builder edit, then export",
-        )
+    if stated in found and _same_down_to(hunk, lines, before):
+        return stated  # all that changed stands further down
+    if len(found) == 1:
+        _check_ends(where, hunk, found[0], size, lines)
+        return found[0]
+    raise MisplacedHunkError(
+        f"the file has changed since the patch was made, and the lines of the hunk stand at "
+        f"{len(found)} places ({', '.join(str(n + 1) for n in found[:6])}; the patch says "
+        f"{stated + 1})",
+        where=where,
+        next_step="make the patch anew on this tree, with more context where that is needed",
+    )
+
+
+def _same_down_to(hunk: Hunk, lines: list[str], before: list[str] | None) -> bool:
+    """Tell whether nothing has changed above the hunk's stated end."""
+    end = _stated(hunk) + len(hunk.preimage)
+    return before is not None and before[:end] == lines[:end]
+
+
+def _check_ends(where: str, hunk: Hunk, line: int, size: int, lines: list[str]) -> None:
+    """Refuse what git am would, but with the reason: a hunk at an end of the file stays there."""
+    if hunk.old_start <= 1 and line > 0:
+        end = "begins at the first line of its file"
+    elif hunk.lines[-1][0] != " " and line + size < len(lines):
+        end = "ends at the last line of its file"
     else:
-        line = candidates[0]
-    _check_scope(where, hunk, lines, line, before)
-    return line
+        return
+    raise PatchConflictError(
+        f"the hunk {end}, and git takes it nowhere else; its lines now stand at line {line + 1} of "
+        f"{len(lines)}",
+        where=where,
+        next_step="make the patch anew on this tree and export it; nothing was built",
+    )
 
 
 def _check_scope(
-    where: str, hunk: Hunk, lines: list[str], line: int, before: list[str] | None
+    where: str, path: str, hunk: Hunk, lines: list[str], line: int, before: list[str] | None
 ) -> None:
-    now = scope_at(lines, line + hunk.first_change)
-    if before is not None:
-        stated = hunk.old_start - 1 if hunk.old_length else hunk.old_start
-        meant = scope_at(before, stated + hunk.first_change)
-        known = True
+    if not path.endswith((".py", *_C_LIKE)):
+        return
+    top = "the module level" if path.endswith(".py") else "no function"
+    stated = _stated(hunk)
+    parsed = [text is not None and _parse(text) is not None for text in (before, lines)]
+    if path.endswith(".py") and before is not None and all(parsed):
+        pairs = zip(
+            _scopes(path, hunk, before, stated), _scopes(path, hunk, lines, line), strict=True
+        )
+        meant, now = next(((old, new) for old, new in pairs if old != new), ("", ""))
+        clear = True
     else:
-        meant = _scope_of_heading(hunk.heading)
-        now = _scope_of_heading(heading_at(lines, line))
-        named = [m[1] for text in lines if (m := _NAME.match(text))].count(meant)
-        known = named <= 1 or not meant
+        heading = hunk.heading if before is None else heading_at(path, before, stated)
+        meant, now = _scope_of(path, heading), _scope_of(path, heading_at(path, lines, line))
+        known = [lines] if before is None else [lines, before]
+        clear = not meant or all(_headings(path, text)[meant] <= 1 for text in known)
     if now != meant:
         raise MisplacedHunkError(
-            f"the hunk belongs to {meant or 'the module level'}, but its lines now stand in "
-            f"{now or 'the module level'} (line {line + 1})",
+            f"the hunk belongs to {meant or top}, but its lines now stand in {now or top} "
+            f"(line {line + 1})",
             where=where,
-            next_step="look at both places; then python -m builder edit, and export",
+            next_step=LOOK,
         )
-    if not known:
+    if not clear:
         raise MisplacedHunkError(
-            f"the hunk moved, and several functions are called {meant}: which one the patch "
-            "means cannot be told",
+            f"the file has changed since the patch was made, and {meant!r} stands there more than "
+            "once: which one the patch means cannot be told",
             where=where,
-            next_step="export the series again from a tree of this release",
+            next_step="make the patch anew on this tree and export it",
         )
 
 
-def heading_at(lines: Sequence[str], line: int) -> str:
+def heading_at(path: str, lines: Sequence[str], line: int) -> str:
     """Return what git would write behind ``@@`` of a hunk that begins at ``line`` (from 0)."""
+    pattern = _PYTHON_HEADING if path.endswith(".py") else _DEFAULT_HEADING
     for text in reversed(lines[:line]):
-        if match := _HEADING.match(text):
-            return match[1].rstrip()[:80]
+        if match := pattern.match(text):
+            # git cuts at 80 bytes, in the middle of a character too
+            return match[1].encode("utf-8", "replace")[:80].decode("utf-8", "ignore").rstrip()
     return ""
 
 
-def _scope_of_heading(heading: str) -> str:
+def _scope_of(path: str, heading: str) -> str:
+    """Return what of a heading names the scope: Python's name, elsewhere the whole line."""
+    if not path.endswith(".py"):
+        return heading.rstrip()
     match = _NAME.match(heading)
     return match[1] if match else ""
 
 
-def scope_at(lines: Sequence[str], line: int) -> str:
+def _headings(path: str, lines: Sequence[str]) -> Counter[str]:
+    return Counter(
+        _scope_of(path, heading_at(path, lines[n : n + 1], 1)) for n in range(len(lines))
+    )
+
+
+def _scopes(path: str, hunk: Hunk, lines: Sequence[str], line: int) -> list[str]:
+    """Return the scope of each line that the hunk touches, if it stands at ``line``."""
+    return [scope_at(path, lines, line + offset) for offset in hunk.touched]
+
+
+def scope_at(path: str, lines: Sequence[str], line: int) -> str:
     """Return the dotted name of the function or class around ``line`` (from 0), "" at top level.
 
-    Read from the syntax tree; for a file that is no Python, from the nearest heading above.
+    A name that is defined more than once (a property's getter and setter, an overload) says which
+    of them it is. Read from the syntax tree; where there is none, from the nearest heading above.
     """
+    definitions = _parse(lines) if path.endswith(".py") else None
+    if definitions is None:
+        if not path.endswith((".py", *_C_LIKE)):
+            return ""
+        return _scope_of(path, heading_at(path, lines, line))
+    # Python ends a line at a lone carriage return, git does not.
+    number = line + 1 + sum(len(_LONE_RETURN.findall(text)) for text in lines[:line])
+    inner = [name for first, last, name in definitions if first <= number <= last]
+    return inner[-1] if inner else ""
+
+
+_LONE_RETURN = re.compile(r"\r(?!\n)")
+
+
+# First line, last line and name of each function and class of a file, outer ones first.
+_Definitions = tuple[tuple[int, int, str], ...]
+
+
+def _parse(lines: Sequence[str]) -> _Definitions | None:
+    return _parse_text("".join(lines))
+
+
+@lru_cache(maxsize=16)
+def _parse_text(text: str) -> _Definitions | None:
+    """Read the definitions from Python's syntax tree; None where the text has none."""
     try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return _scope_of_heading(heading_at(lines, line))
-    names: list[str] = []
-    body: Sequence[ast.AST] = tree.body
-    while True:
-        inner = next(
-            (
-                node
-                for node in body
-                if getattr(node, "lineno", 0) <= line + 1 <= (getattr(node, "end_lineno", 0) or 0)
-                or _decorated_at(node, line + 1)
-            ),
-            None,
-        )
-        if inner is None:
-            return ".".join(names)
-        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.append(inner.name)
-        body = list(ast.iter_child_nodes(inner))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # upstream's escapes in strings are not our matter
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    found = list(_walk(tree, ""))
+    total = Counter(name for _, _, name in found)
+    seen: Counter[str] = Counter()
+    named = []
+    for first, last, name in found:
+        seen[name] += 1
+        which = f" ({seen[name]} of {total[name]})" if total[name] > 1 else ""
+        named.append((first, last, name + which))
+    return tuple(named)
 
 
-def _decorated_at(node: ast.AST, line: int) -> bool:
-    decorators = getattr(node, "decorator_list", [])
-    return bool(decorators) and decorators[0].lineno <= line <= (
-        getattr(node, "end_lineno", 0) or 0
-    )
+def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[int, int, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{prefix}{child.name}"
+            first = min([child.lineno, *(item.lineno for item in child.decorator_list)])
+            yield first, child.end_lineno or child.lineno, name
+            yield from _walk(child, f"{name}.")
+        else:
+            yield from _walk(child, prefix)
 
 
 def _instead(expected: Sequence[str], lines: Sequence[str], stated: int) -> tuple[str, ...]:
     """Show the expected lines beside those that are most like them."""
-    size = max(len(expected), 1)
+    if not expected:
+        return ("the patch expects an empty file",)
+    size = len(expected)
     reach = range(max(0, stated - 400), min(len(lines), stated + 400))
     best = max(
         reach,

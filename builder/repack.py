@@ -69,7 +69,7 @@ def repack(inputs: WheelInputs, out: IO[bytes]) -> None:
         else:
             removed.add(item.path)
     overlay |= own_members(inputs)
-    overlay |= _metadata_members(inputs)
+    overlay |= metadata_members(inputs)
     write_wheel(inputs.official, out, overlay, frozenset(removed), dist_info_name(inputs.version))
 
 
@@ -82,12 +82,17 @@ def own_members(inputs: WheelInputs) -> dict[str, Content]:
         version_file = archive.read(VERSION_FILE).decode()
     members = {
         VERSION_FILE: version_module(version_file, inputs.pin.version, inputs.version),
-        f"{dist_info}/WHEEL": re.sub(r"(?m)^Generator: .*$", f"Generator: {GENERATOR}", wheel),
+        f"{dist_info}/WHEEL": wheel_member(wheel),
     }
     contents = {name: Content(text.encode()) for name, text in members.items()}
     return contents | {
         f"{dist_info}/sboms/{name}": Content(data) for name, data in inputs.sboms.items()
     }
+
+
+def wheel_member(text: str) -> str:
+    """Return a WHEEL file with this tool as its generator."""
+    return re.sub(r"(?m)^Generator: .*$", f"Generator: {GENERATOR}", text)
 
 
 def version_module(text: str, old: str, new: str) -> str:
@@ -112,7 +117,11 @@ def version_module(text: str, old: str, new: str) -> str:
     return result
 
 
-def _metadata_members(inputs: WheelInputs) -> dict[str, Content]:
+def metadata_members(inputs: WheelInputs) -> dict[str, Content]:
+    """Return the members of dist-info that follow from the trees: METADATA, entry points, licence.
+
+    :raises UnfaithfulModeError: they cannot be computed from the trees.
+    """
     dist_info = dist_info_name(inputs.version)
     with ZipFile(inputs.official) as archive:
         names = archive.namelist()

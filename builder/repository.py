@@ -55,9 +55,9 @@ _CONFIGURATION = (
     "-c", "core.fsync=committed",  # a commit that we report survives a power cut
 )  # fmt: skip
 
-# Highest precedence of all attributes: upstream's own .gitattributes cannot convert line ends, and
-# hunk headers name the Python function or class.
-ATTRIBUTES = "* -text -ident -filter -working-tree-encoding !merge\n*.py diff=python\n"
+# Highest precedence of all attributes: upstream's own .gitattributes cannot convert line ends or
+# call a text binary, and hunk headers name the Python function or class.
+ATTRIBUTES = "* -text -ident -filter -working-tree-encoding !merge !diff\n*.py diff=python\n"
 
 
 class GitError(BuilderError):

@@ -50,9 +50,9 @@ def read_revision(series: Series) -> Revision | None:
         raise RevisionError(
             f"not a revision file: {error}",
             where=str(path),
-            next_step=f"restore it, or: python -m builder revision --tag {series.tag} --raise",
+            next_step="restore it from version control: which numbers are taken stands only there",
         ) from error
-    if not isinstance(number, int) or number < 1:
+    if type(number) is not int or number < 1:
         raise RevisionError(
             f"revision is {number!r}, a whole number from 1 on is expected",
             where=str(path),

@@ -46,11 +46,16 @@ class Series:
 
 
 def series_tags(project: Project) -> list[str]:
-    """Return the tags that have a series folder."""
-    from packaging.version import Version  # noqa: PLC0415
+    """Return the tags that have a series folder, oldest release first."""
+    from packaging.version import InvalidVersion, Version  # noqa: PLC0415
 
-    folders = (path.parent.name for path in project.patches.glob("v*/series"))
-    return sorted(folders, key=Version)
+    def age(tag: str) -> tuple[bool, Version, str]:
+        try:
+            return False, Version(tag), tag
+        except InvalidVersion:  # such as v1.2.3-mine: behind the releases
+            return True, Version("0"), tag
+
+    return sorted((path.parent.name for path in project.patches.glob("v*/series")), key=age)
 
 
 def read_series(project: Project, tag: str) -> Series:
@@ -85,7 +90,11 @@ def read_series(project: Project, tag: str) -> Series:
 def _parse(file: Path, folder: Path) -> tuple[list[Entry], list[str]]:
     entries: list[Entry] = []
     faults: list[str] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        content = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        return [], [f"the series file is not UTF-8: {error}"]
+    for number, line in enumerate(content.splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if not text:
             continue

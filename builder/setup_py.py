@@ -7,6 +7,7 @@ both end in the same writer as repack: what equals the official wheel is copied 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -22,13 +23,18 @@ from builder import atomic
 from builder.console import say
 from builder.errors import BuildFailedError, ToolchainError
 from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION, Cache
-from builder.repack import WheelInputs, own_members
-from builder.repository import Git
+from builder.repack import WheelInputs, own_members, wheel_member
+from builder.repository import ATTRIBUTES, Git
 from builder.wheel_archive import CHUNK, Content, dist_info_of, read_record, write_wheel
 from builder.wheel_name import dist_info_name
 
 # With precompiled extensions nothing is compiled, and the stand-in answers for torch.
 _NOT_NEEDED = {"torch", "cmake", "ninja"}
+
+# What a build from source takes from the user's environment; all but the two that set how many
+# processes run decide what is compiled.
+COMPILER_VARIABLES = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CC", "CXX")
+SOURCE_VARIABLES = (*COMPILER_VARIABLES, "MAX_JOBS", "NVCC_THREADS")
 
 # All that upstream's setup.py (0.16 to 0.33) asks of torch.
 _STAND_IN = {
@@ -44,9 +50,14 @@ def setup_py(inputs: WheelInputs, out: IO[bytes], cache: Cache) -> None:
 
     :raises BuildFailedError: with the last lines of upstream's output; the whole log is kept.
     """
+    from packaging.requirements import Requirement  # noqa: PLC0415 - keeps --help quick
+
     with atomic.scratch_folder(cache.work) as scratch:
         tree = _clone(inputs, scratch)
-        python = _environment(tree, cache)
+        wanted = [
+            text for text in _build_requirements(tree) if Requirement(text).name not in _NOT_NEEDED
+        ]
+        python = _environment(wanted, cache)
         stand_in = scratch / "stand-in"
         for name, text in _STAND_IN.items():
             path = stand_in / name
@@ -69,34 +80,22 @@ def setup_py(inputs: WheelInputs, out: IO[bytes], cache: Cache) -> None:
 def source(inputs: WheelInputs, out: IO[bytes], cache: Cache) -> str:
     """Compile everything with the real torch; return the wheel's own tags.
 
-    ``TORCH_CUDA_ARCH_LIST``, ``MAX_JOBS``, ``NVCC_THREADS`` and ``CUDA_HOME`` are taken from the
-    environment.
+    ``SOURCE_VARIABLES`` are taken from the environment. The caller has asked ``require_nvcc``.
 
-    :raises ToolchainError: no nvcc, or one of another CUDA version; before any work.
     :raises BuildFailedError: with the last lines of upstream's output; the whole log is kept.
     """
-    require_nvcc(inputs.pin.cuda)
-    from build.env import DefaultIsolatedEnv  # noqa: PLC0415 - slow to import
-
     with atomic.scratch_folder(cache.work) as scratch:
         tree = _clone(inputs, scratch)
-        requires = _build_requirements(tree)
-        with DefaultIsolatedEnv() as environment:
-            say(f"build: installing {', '.join(requires)}")
-            environment.install(requires)
-            names = ("TORCH_CUDA_ARCH_LIST", "MAX_JOBS", "NVCC_THREADS", "CUDA_HOME", "CC", "CXX")
-            variables = _variables(inputs, scratch) | {
-                name: os.environ[name] for name in names if name in os.environ
-            }
-            extra = environment.make_extra_environ()
-            path = (extra or {}).get("PATH", os.environ.get("PATH", ""))
-            say("build: upstream's setup.py from source; this takes hours for the real vLLM")
-            raw = _build(
-                tree, Path(environment.python_executable), variables | {"PATH": path}, [],
-                scratch, cache, isolate=False,
-            )  # fmt: skip
-            _write_from(raw, inputs, out, scratch)
-            return "-".join(raw.name.removesuffix(".whl").split("-")[-3:])
+        python = _environment(_build_requirements(tree), cache)
+        variables = _variables(inputs, scratch) | {
+            name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ
+        }
+        # cmake and ninja are there.
+        variables["PATH"] = f"{python.parent}{os.pathsep}{variables.get('PATH', os.defpath)}"
+        say("build: upstream's setup.py from source; this takes hours for the real vLLM")
+        raw = _build(tree, python, variables, [], scratch, cache, isolate=False)
+        _write_from(raw, inputs, out, scratch, own_tags=True)
+        return "-".join(raw.name.removesuffix(".whl").split("-")[-3:])
 
 
 def require_nvcc(cuda: str) -> None:
@@ -132,9 +131,13 @@ def _clone(inputs: WheelInputs, scratch: Path) -> Path:
     git = Git(tree)
     # A repository has to be there: setuptools-scm asks git which data files ship.
     git.run("init", "--quiet", "--template=", "--initial-branch=build")
-    alternates = tree / ".git" / "objects" / "info" / "alternates"
-    alternates.parent.mkdir(exist_ok=True)
-    alternates.write_text(f"{repository.folder / 'objects'}\n")
+    for name, text in (
+        ("objects/info/alternates", f"{repository.folder / 'objects'}\n"),
+        ("info/attributes", ATTRIBUTES),
+    ):
+        path = tree / ".git" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
     git.run("reset", "--quiet", "--hard", inputs.applied.head)
     _rename(tree / "pyproject.toml")
     return tree
@@ -162,13 +165,8 @@ def _build_requirements(tree: Path) -> list[str]:
     return sorted(requires)
 
 
-def _environment(tree: Path, cache: Cache) -> Path:
-    """Return the interpreter of an environment with upstream's build requirements; cached."""
-    from packaging.requirements import Requirement  # noqa: PLC0415
-
-    wanted = [
-        text for text in _build_requirements(tree) if Requirement(text).name not in _NOT_NEEDED
-    ]
+def _environment(wanted: Sequence[str], cache: Cache) -> Path:
+    """Return the interpreter of an environment with these requirements; cached."""
     key = hashlib.sha256("\n".join([sys.version, *wanted]).encode()).hexdigest()[:16]
     folder = cache.environments / key
     python = folder / "bin" / "python"
@@ -176,10 +174,16 @@ def _environment(tree: Path, cache: Cache) -> Path:
         if not (folder / "complete").exists():
             say(f"build: making an environment with {', '.join(wanted)}")
             shutil.rmtree(folder, ignore_errors=True)
-            _call([sys.executable, "-m", "venv", str(folder)], "the build environment")
-            _call(
-                [str(python), "-m", "pip", "install", "--quiet", *wanted], "the build environment"
+            # pip can install into another environment; without it there, each gets its own.
+            has_pip = importlib.util.find_spec("pip") is not None
+            bare, pip = (
+                (["--without-pip"], [sys.executable, "-m", "pip", "--python", str(python)])
+                if has_pip
+                else ([], [str(python), "-m", "pip"])
             )
+            what = "the build environment"
+            _call([sys.executable, "-m", "venv", *bare, str(folder)], what)
+            _call([*pip, "install", "--quiet", "--no-compile", *wanted], what)
             atomic.write_text(folder / "complete", "\n".join(wanted))
     return python
 
@@ -187,6 +191,8 @@ def _environment(tree: Path, cache: Cache) -> Path:
 def _call(command: Sequence[str], what: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
+        if atomic.says_disk_full(run.stderr.splitlines()):
+            raise atomic.disk_full_error(Path(command[0]))
         raise BuildFailedError(
             f"{what} cannot be made (status {run.returncode})",
             where=command[0],
@@ -261,6 +267,8 @@ def _build(
         return Path(builder.build("wheel", scratch / "out", settings))
     except (build.BuildBackendException, build.BuildException, subprocess.CalledProcessError) as e:
         lines = log.read_text(errors="replace").strip().splitlines()
+        if atomic.says_disk_full(lines):
+            raise atomic.disk_full_error(scratch) from e
         raise BuildFailedError(
             f"upstream's build failed: {type(e).__name__}",
             where=str(log),
@@ -269,8 +277,13 @@ def _build(
         ) from e
 
 
-def _write_from(raw: Path, inputs: WheelInputs, out: IO[bytes], scratch: Path) -> None:
-    """Write the final wheel: raw's members, those that equal official ones copied from there."""
+def _write_from(
+    raw: Path, inputs: WheelInputs, out: IO[bytes], scratch: Path, *, own_tags: bool = False
+) -> None:
+    """Write the final wheel: raw's members, those that equal official ones copied from there.
+
+    :param own_tags: the wheel is for what raw's tags say, not for what the official one's say.
+    """
     overlay: dict[str, Content] = {}
     dist_info = dist_info_name(inputs.version)
     with ZipFile(raw) as built, ZipFile(inputs.official) as official:
@@ -286,8 +299,13 @@ def _write_from(raw: Path, inputs: WheelInputs, out: IO[bytes], scratch: Path) -
             path.parent.mkdir(parents=True, exist_ok=True)
             with built.open(name) as member, path.open("wb") as file:
                 shutil.copyfileobj(member, file, CHUNK)
-            mode = built.getinfo(name).external_attr >> 16 & 0o777
-            overlay[final] = Content(path, mode or 0o644)
+            # git's two modes: the build's umask must not show.
+            is_executable = built.getinfo(name).external_attr >> 16 & 0o100
+            overlay[final] = Content(path, 0o755 if is_executable else 0o644)
         present = {name.replace(f"{new}/", f"{old}/", 1) for name in record}
         removed = frozenset(set(known) - present)
-    write_wheel(inputs.official, out, overlay | own_members(inputs), removed, dist_info)
+        overlay |= own_members(inputs)
+        if own_tags:
+            text = wheel_member(built.read(f"{new}/WHEEL").decode())
+            overlay[f"{dist_info}/WHEEL"] = Content(text.encode())
+    write_wheel(inputs.official, out, overlay, removed, dist_info)

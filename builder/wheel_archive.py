@@ -12,6 +12,7 @@ import hashlib
 import io
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,13 @@ from builder.errors import AuditError
 CHUNK = 1 << 20
 _TIME = (1980, 1, 1, 0, 0, 0)
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")  # APPNOTE.TXT 4.3.7
-_SIGNATURES = ("RECORD.jws", "RECORD.p7s")
+SIGNATURES = ("RECORD.jws", "RECORD.p7s")
+
+# What zipfile, csv and decoding raise on a file that is no readable wheel.
+UNREADABLE = (
+    zipfile.BadZipFile, zlib.error, struct.error, csv.Error, EOFError, LookupError, ValueError,
+    NotImplementedError, RuntimeError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,7 @@ def write_wheel(
             store(name)
         for info in about:
             short = info.filename.removeprefix(f"{old_dist_info}/")
-            if short == "RECORD" or short in _SIGNATURES:
+            if short == "RECORD" or short in SIGNATURES:
                 continue
             name = f"{dist_info}/{short}"
             _carry(source, target, info, name, pending, removed, record, lines, store)

@@ -13,33 +13,14 @@ import pytest
 VERSION = "0.20.2+glm5.1"
 
 
-def _given(variable: str) -> Path:
-    value = os.environ.get(variable)
-    if not value:
-        pytest.skip(f"{variable} is not set")
-    return Path(value)
-
-
 @pytest.fixture(scope="session")
-def patched_tree() -> Path:
-    """Upstream's source tree with the series applied."""
-    return _given("VLLM_GLM5_TREE")
-
-
-@pytest.fixture(scope="session")
-def base_tree() -> Path:
-    """The same release as upstream made it."""
-    return _given("VLLM_GLM5_BASE_TREE")
-
-
-@pytest.fixture(scope="session")
-def site_without_vllm(tmp_path_factory) -> tuple[Path, Path]:
+def site_without_vllm(tmp_path_factory, vllm_environment) -> tuple[Path, Path]:
     """An interpreter with vLLM's dependencies, and a folder that shows them without vLLM itself.
 
     The interpreter's own site-packages hold the distribution ``vllm``, which would answer the
     look-ups under test: it is to be run with ``-I -S`` and this folder on ``sys.path``.
     """
-    python = _given("VLLM_GLM5_PYTHON")
+    python = vllm_environment
     site = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
         check=True, capture_output=True, text=True,
