@@ -8,12 +8,24 @@ import subprocess
 from pathlib import Path
 
 # What the extensions of vLLM 0.20.2 take from the driver's library.
-DRIVER_SYMBOLS = """
-    cuCtxGetCurrent cuCtxSetCurrent cuDeviceGetAttribute cuDevicePrimaryCtxRetain cuGetErrorString
-    cuGetProcAddress_v2 cuMemAddressFree cuMemAddressReserve cuMemCreate
-    cuMemGetAllocationGranularity cuMemMap cuMemRelease cuMemSetAccess cuMemUnmap
-    cuPointerGetAttribute cuTensorMapEncodeTiled
-""".split()
+DRIVER_SYMBOLS = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuGetErrorString",
+    "cuGetProcAddress_v2",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemGetAllocationGranularity",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuPointerGetAttribute",
+    "cuTensorMapEncodeTiled",
+]
 
 
 def driver_stub(folder: Path) -> None:
@@ -21,9 +33,12 @@ def driver_stub(folder: Path) -> None:
     library = folder / "libcuda.so.1"
     if not library.exists():
         source = folder / "stub.c"
-        source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in DRIVER_SYMBOLS))
+        source.write_text(
+            "".join(f"int {name}(void) {{ return 100; }}\n" for name in DRIVER_SYMBOLS)
+        )
         subprocess.run(
-            ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source], check=True
+            ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source],
+            check=True,
         )
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
@@ -33,7 +48,7 @@ def fake_cuda(capability: tuple[int, int], stub_folder: Path) -> type:
     # Without it vLLM counts no driver and switches Triton off.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     driver_stub(stub_folder)
-    import vllm.platforms as platforms
+    from vllm import platforms
     from vllm.platforms.cuda import CudaPlatformBase
     from vllm.platforms.interface import DeviceCapability
 

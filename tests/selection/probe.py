@@ -1,9 +1,9 @@
-"""Runs in the vLLM environment's Python and prints what a patched or unpatched tree decides, as JSON.
+"""Runs in the vLLM environment's Python and prints what a tree decides, as one JSON list.
 
-    probe.py TREE STUB_FOLDER matrix
-    probe.py TREE STUB_FOLDER construct MAJOR MINOR
-    probe.py TREE STUB_FOLDER engine_args MAJOR MINOR JSON_LIST_OF_ARGUMENTS
-    probe.py TREE STUB_FOLDER indexer MAJOR MINOR
+    probe.py TREE STUB_FOLDER JOBS
+
+JOBS is a JSON list of [what, card, ...]: ["matrix"], ["forced"], ["engine_args", card, arguments],
+["indexer", card], ["construct", card, model changes]. All in one process: its imports are the cost.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def forced(platform) -> list[dict]:
     return rows
 
 
-def construct(platform) -> dict:
+def construct(changes: dict) -> dict:
     """Full-size GLM-5 on the meta device."""
     import torch
     from vllm.config import set_current_vllm_config
@@ -153,13 +153,14 @@ def construct(platform) -> dict:
     torch.cuda.Stream = torch.cuda.Event = Nothing
     if hasattr(torch_utils, "_aux_stream"):
         torch_utils._aux_stream = Nothing()
-    model = model_config(**json.loads(os.environ.get("PROBE_MODEL", "{}")))
+    model = model_config(**changes)
     config = vllm_config(model)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, "file://" + sys.argv[2] + "/rendezvous", 0, "gloo")
-        initialize_model_parallel(1, 1, backend="gloo")
-        init_workspace_manager(torch.device("meta"))
+        if not torch.distributed.is_initialized():
+            rendezvous = Path(sys.argv[2]) / f"rendezvous-{os.getpid()}"
+            init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
+            initialize_model_parallel(1, 1, backend="gloo")
+            init_workspace_manager(torch.device("meta"))
         torch.set_default_dtype(model.dtype)
         try:
             with OnMeta():
@@ -197,7 +198,7 @@ def engine_args(arguments: list[dict]) -> list[dict]:
     return answers
 
 
-def indexer(platform) -> dict:
+def indexer() -> dict:
     """What the switch decides for each value of its variable, or the error."""
     from vllm.v1.attention.backends.mla import indexer_logits
 
@@ -213,27 +214,43 @@ def indexer(platform) -> dict:
             except RuntimeError as error:
                 answer = f"RuntimeError: {error}"
             answers[f"{choice} {'importable' if importable else 'missing'}"] = answer
+    del os.environ["VLLM_SPARSE_INDEXER_BACKEND"]
     return answers
 
 
-def main() -> object:
-    import overlay
+def run(platform, what: str, card: list[int] | None = None, *arguments):
+    from vllm.v1.attention import selector
 
-    tree, stub, what = sys.argv[1:4]
-    overlay.install(Path(tree) if tree != "-" else None)
-    import no_gpu
-
-    card = (int(sys.argv[4]), int(sys.argv[5])) if len(sys.argv) > 5 else (9, 0)
-    platform = no_gpu.fake_cuda(card, Path(stub))
+    # None of these caches knows that a card can change.
+    selector._cached_get_attn_backend.cache_clear()
+    indexer_module = sys.modules.get("vllm.v1.attention.backends.mla.indexer_logits")
+    if indexer_module is not None:
+        indexer_module.sparse_indexer_backend.cache_clear()
+    if card is not None:
+        platform.faked = tuple(card)
     if what == "matrix":
         return matrix(platform)
     if what == "forced":
         return forced(platform)
-    if what == "construct":
-        return construct(platform)
+    if what == "indexer":
+        return indexer()
     if what == "engine_args":
-        return engine_args(json.loads(sys.argv[6]))
-    return indexer(platform)
+        return engine_args(*arguments)
+    try:
+        return construct(*arguments)
+    except ValueError as problem:
+        return {"error": str(problem)}
+
+
+def main() -> list:
+    import overlay
+
+    tree, stub, jobs = sys.argv[1:4]
+    overlay.install(Path(tree) if tree != "-" else None)
+    import no_gpu
+
+    platform = no_gpu.fake_cuda((9, 0), Path(stub))
+    return [run(platform, *job) for job in json.loads(jobs)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,252 @@
+"""Speed of the sparse MLA and indexer kernels beside upstream's, in one process.
+
+    VLLM_GLM5_TREE=<patched tree> python benchmarks/sparse_mla.py [--json FILE] [--quick]
+
+Columns in microseconds: the floor (bytes over the measured copy bandwidth), FLASHMLA_SPARSE padded to
+64 heads, v0.20.2's in-tree Triton kernel (XPU), this backend with the block table looked up in the
+kernel, and with the separate conversion of upstream. All are medians of CUDA graph replays.
+"""
+
+# ruff: noqa: PLC0415
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from sparse_timing import PAGE, SCALE, TOPK, WIDTH, SparseInputs, copy_bandwidth, graph_time, load
+
+# (heads, tokens): the most that this backend may take, microseconds on an H200.
+TARGETS = {
+    (8, 1): 16, (8, 16): 24, (8, 64): 55, (8, 256): 180, (8, 2048): 1400,
+    (64, 1): 18, (64, 16): 45, (64, 64): 85, (64, 2048): 2400,
+}  # fmt: skip
+# Of DeepGEMM's time.
+INDEXER_TARGETS = {"prefill": 2.2, "decode": 1.3}
+TRACE = "--trace" in sys.argv
+
+
+def attempt(what: str, make: Callable[[], float], problems: dict[str, str]) -> float | None:
+    """The time, or None with the problem noted: a missing peer must not cost the table."""
+    try:
+        return make()
+    except Exception as problem:  # noqa: BLE001
+        problems.setdefault(what, f"{type(problem).__name__}: {str(problem)[:200]}")
+        if TRACE:
+            traceback.print_exc()
+        torch.cuda.synchronize()
+        return None
+
+
+def flash_mla(inputs: SparseInputs) -> float:
+    from vllm.v1.attention.ops.flashmla import flash_mla_sparse_fwd
+
+    padded = torch.zeros(inputs.tokens, 64, WIDTH, device="cuda", dtype=inputs.q.dtype)
+    padded[:, : inputs.heads] = inputs.q
+    rows = inputs.cache.view(-1, 1, WIDTH)
+    calls = [
+        lambda i=i: flash_mla_sparse_fwd(padded, rows, inputs.indices[i].unsqueeze(1), SCALE)
+        for i in range(inputs.sets)
+    ]
+    return graph_time(calls)
+
+
+def in_tree_triton(inputs: SparseInputs) -> float:
+    from vllm.v1.attention.ops.xpu_mla_sparse import triton_bf16_mla_sparse_interface
+
+    rows = inputs.cache.view(-1, 1, WIDTH)
+    calls = [
+        lambda i=i: triton_bf16_mla_sparse_interface(
+            inputs.q, rows, inputs.indices[i].unsqueeze(1), sm_scale=SCALE
+        )
+        for i in range(inputs.sets)
+    ]
+    return graph_time(calls)
+
+
+def ours_converted(ops, inputs: SparseInputs) -> float:
+    from vllm.v1.attention.backends.mla.sparse_utils import (
+        triton_convert_req_index_to_global_index as convert,
+    )
+
+    def bind(local):
+        def run():
+            rows = convert(
+                inputs.req_id, inputs.table, local, BLOCK_SIZE=PAGE, NUM_TOPK_TOKENS=TOPK
+            )
+            return ops.sparse_mla_forward(inputs.q_nope, inputs.q_pe, inputs.cache, rows, SCALE)
+
+        return run
+
+    return graph_time([bind(inputs.local[i]) for i in range(inputs.sets)])
+
+
+def sparse_table(ops, quick: bool, problems: dict[str, str]) -> tuple[float, list[dict]]:
+    bandwidth = copy_bandwidth()
+    pool = torch.randn(1 << 20, WIDTH, device="cuda", dtype=torch.bfloat16)
+    rows = []
+    for (heads, tokens), target in TARGETS.items():
+        inputs = SparseInputs(pool, heads, tokens)
+        row: dict = {"heads": heads, "tokens": tokens, "target": target}
+        row["floor"] = inputs.floor_bytes() / bandwidth * 1e6
+        peers: dict[str, Callable[[SparseInputs], float]] = {
+            "ours": lambda i: graph_time(i.ours(ops)),
+            "ours_rows": lambda i: graph_time(i.ours(ops, paged=False)),
+            "ours_invariant": lambda i: graph_time(i.ours(ops, batch_invariant=True)),
+        }
+        if not quick:
+            peers["ours_converted"] = lambda i: ours_converted(ops, i)
+            peers |= {"flashmla": flash_mla, "in_tree": in_tree_triton}
+        for name, peer in peers.items():
+            row[name] = attempt(name, partial(peer, inputs), problems)
+        rows.append(row)
+        print(row, flush=True)
+    return bandwidth, rows
+
+
+def indexer_prefill(ops, tokens: int, keys: int, problems: dict[str, str]) -> dict:
+    q = torch.randn(tokens, 32, 128, device="cuda").to(torch.float8_e4m3fn)
+    k = torch.randn(keys, 128, device="cuda").to(torch.float8_e4m3fn)
+    scale = torch.rand(keys, device="cuda")
+    weights = torch.randn(tokens, 32, device="cuda")
+    ks = torch.zeros(tokens, device="cuda", dtype=torch.int32)
+    ke = torch.full_like(ks, keys)
+
+    def deep_gemm() -> float:
+        from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
+
+        return graph_time(
+            [lambda: fp8_fp4_mqa_logits((q, None), (k, scale), weights, ks, ke, clean_logits=False)]
+        )
+
+    def triton() -> float:
+        return graph_time([lambda: ops.mqa_logits(q, k, scale, weights, ks, ke)])
+
+    row = {"what": "prefill", "shape": f"{tokens} x {keys}"}
+    row["ours"] = attempt("indexer prefill", triton, problems)
+    row["bytes"] = attempt(
+        "indexer prefill, bytes",
+        lambda: graph_time(
+            [lambda: ops.mqa_logits(q, k, scale, weights, ks, ke, native_fp8=False)]
+        ),
+        problems,
+    )
+    row["deep_gemm"] = attempt("DeepGEMM prefill", deep_gemm, problems)
+    row["tflops"] = tokens * keys * 32 * 128 * 2 / (row["ours"] or 1e30) / 1e6
+    return row
+
+
+def indexer_decode(ops, batch: int, length: int, problems: dict[str, str]) -> dict:
+    pages = length // PAGE
+    sets = max(2, min(8, 300_000_000 // (batch * length * 132)))
+    blocks = sets * batch * pages
+    cache = torch.randint(0, 120, (blocks, PAGE, 1, 132), device="cuda", dtype=torch.uint8)
+    flat = cache.view(blocks, -1)
+    flat[:, PAGE * 128 :] = torch.rand(blocks, PAGE, device="cuda").view(torch.uint8)
+    q = torch.randn(batch, 1, 32, 128, device="cuda").to(torch.float8_e4m3fn)
+    weights = torch.randn(batch, 32, device="cuda")
+    lens = torch.full((batch, 1), length, device="cuda", dtype=torch.int32)
+    order = torch.randperm(blocks, device="cuda").to(torch.int32)
+    tables = order.view(sets, batch, pages)
+
+    def triton() -> float:
+        return graph_time(
+            [
+                lambda i=i: ops.paged_mqa_logits(q, cache, weights, lens, tables[i], length)
+                for i in range(sets)
+            ]
+        )
+
+    def deep_gemm() -> float:
+        from vllm.utils import deep_gemm as module
+
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        schedule = module.get_paged_mqa_logits_metadata(lens, PAGE, sms)
+        return graph_time(
+            [
+                lambda i=i: module.fp8_fp4_paged_mqa_logits(
+                    (q, None), cache, weights, lens, tables[i], schedule,
+                    max_model_len=length, clean_logits=False,
+                )
+                for i in range(sets)
+            ]
+        )  # fmt: skip
+
+    row = {"what": "decode", "shape": f"{batch} x {length}"}
+    row["ours"] = attempt("indexer decode", triton, problems)
+    row["deep_gemm"] = attempt("DeepGEMM decode", deep_gemm, problems)
+    row["gbytes_per_s"] = batch * length * 132 / (row["ours"] or 1e30) / 1e3
+    return row
+
+
+def show(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def report(bandwidth: float, rows: list[dict], indexer: list[dict]) -> None:
+    print(f"\n{torch.cuda.get_device_name()}, copy {bandwidth / 1e9:.0f} GB/s, microseconds")
+    columns = [
+        "floor",
+        "flashmla",
+        "in_tree",
+        "ours",
+        "ours_rows",
+        "ours_converted",
+        "ours_invariant",
+        "target",
+    ]
+    print("| heads x tokens | " + " | ".join(columns) + " | |")
+    print("| --- " * (len(columns) + 2) + "|")
+    for row in rows:
+        met = row["ours"] is not None and row["ours"] <= row["target"]
+        cells = " | ".join(show(row.get(column)) for column in columns)
+        print(f"| {row['heads']} x {row['tokens']} | {cells} | {'met' if met else 'MISSED'} |")
+    print("| indexer | shape | DeepGEMM | ours | ratio | at most | |")
+    print("| --- " * 7 + "|")
+    for row in indexer:
+        ratio = row["ours"] / row["deep_gemm"] if row["ours"] and row["deep_gemm"] else None
+        most = INDEXER_TARGETS[row["what"]]
+        met = "-" if ratio is None else ("met" if ratio <= most else "MISSED")
+        shown = "-" if ratio is None else f"{ratio:.2f}"
+        cells = f"{row['shape']} | {show(row['deep_gemm'])} | {show(row['ours'])} | {shown}"
+        print(f"| {row['what']} | {cells} | {most} | {met} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--quick", action="store_true", help="leave upstream's kernels out")
+    parser.add_argument("--trace", action="store_true", help="print what stopped a peer")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    problems: dict[str, str] = {}
+    bandwidth, rows = sparse_table(load("triton_sparse_mla"), args.quick, problems)
+    ops = load("triton_mqa_logits")
+    indexer = [
+        indexer_prefill(ops, 2048, 65_536, problems),
+        indexer_decode(ops, 64, 32_768, problems),
+        indexer_decode(ops, 1, 131_072, problems),
+    ]
+    report(bandwidth, rows, indexer)
+    for what, problem in problems.items():
+        print(f"not measured: {what}: {problem}")
+    result = {
+        "device": torch.cuda.get_device_name(),
+        "copy_bytes_per_s": bandwidth,
+        "sparse_mla": rows,
+        "indexer": indexer,
+        "problems": problems,
+    }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1))
+    else:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""vLLM's real configs, model classes and loaders without a GPU and without an engine."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+
+def start(tree: Path, stub_folder: Path):
+    """Import vLLM from the tree; returns the faked platform's class (`faked`: capability)."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ["VLLM_DISABLE_SHARED_EXPERTS_STREAM"] = "1"
+    os.environ["VLLM_LOGGING_LEVEL"] = "INFO"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import no_gpu
+    import overlay
+
+    overlay.install(tree)
+    platform = no_gpu.fake_cuda((9, 0), stub_folder)
+    platform.device_type = "cpu"
+
+    from torch.overrides import TorchFunctionMode
+
+    class CudaIsCpu(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = dict(kwargs or {})
+            if str(kwargs.get("device", "")).startswith("cuda"):
+                kwargs["device"] = "cpu"
+            return function(*args, **kwargs)
+
+    CudaIsCpu().__enter__()
+    import torch
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    init_workspace_manager(torch.device("cpu"))
+
+    # The test model's head sizes fit no kernel, and none is run.
+    @classmethod
+    def backend(cls, selected_backend, attn_selector_config, num_heads=None):
+        sparse = attn_selector_config.use_sparse
+        name = "flashmla_sparse.FlashMLASparse" if sparse else "triton_mla.TritonMLA"
+        return f"vllm.v1.attention.backends.mla.{name}Backend"
+
+    platform.get_attn_backend_cls = backend
+    return platform
+
+
+def engine_config(model: Path | str, hf_config_path: Path | None, **changes):
+    """A VllmConfig as the engine would make it, for the CPU."""
+    from vllm.config import DeviceConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    given = {
+        "model": str(model),
+        "hf_config_path": hf_config_path and str(hf_config_path),
+        "skip_tokenizer_init": True,
+        "max_model_len": 512,
+        "enforce_eager": True,
+        "moe_backend": "triton",
+    }
+    config = EngineArgs(**(given | changes)).create_engine_config()
+    config.device_config = DeviceConfig("cpu")
+    return config
+
+
+@contextmanager
+def ranks(config, rank: int = 0, size: int = 1):
+    """A process group in which this process is one tensor parallel rank of `size`."""
+    import vllm.distributed.parallel_state as state
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(config):
+        if not state.model_parallel_is_initialized():
+            import torch.distributed
+
+            store = torch.distributed.HashStore()
+            torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+            state.init_distributed_environment(1, 0, "local://", 0, backend="gloo")
+            state.initialize_model_parallel(1, 1)
+        # Loading needs no communication: a rank is its number.
+        group = mock.Mock(wraps=state._TP, world_size=size, rank_in_group=rank)
+        with mock.patch.object(state, "_TP", group):
+            yield
+
+
+def load(config, *, rank: int = 0, size: int = 1, draft: bool = False):
+    """The model (or its MTP draft) as a worker loads it."""
+    from vllm.model_executor.model_loader import get_model
+
+    draft_config = config.speculative_config.draft_model_config if draft else None
+    with ranks(config, rank, size):
+        return get_model(vllm_config=config, model_config=draft_config)
+
+
+def parameters(model) -> dict:
+    return {name: parameter.data for name, parameter in model.named_parameters()}
+
+
+def differing(ours: dict, expected: dict) -> list[str]:
+    """Names whose tensors are not the same bits, or that only one side has."""
+    import torch
+
+    return sorted(
+        name
+        for name in ours.keys() | expected.keys()
+        if name not in ours
+        or name not in expected
+        or ours[name].dtype != expected[name].dtype
+        or not torch.equal(ours[name], expected[name])
+    )

@@ -1,0 +1,118 @@
+"""Where config, tokenizer, model name and dtype come from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import cpu_vllm
+import pytest
+
+
+@pytest.fixture
+def folder(files, data, tmp_path):
+    """A folder with a GGUF file alone."""
+    shutil.copyfile(files["Q4_K_M"], tmp_path / "model.gguf")
+    return tmp_path
+
+
+def test_config_beside_the_file(folder, data):
+    shutil.copyfile(data / "hf" / "config.json", folder / "config.json")
+    config = cpu_vllm.engine_config(folder / "model.gguf", None)
+    assert config.model_config.hf_config.num_hidden_layers == 2
+    assert config.model_config.hf_config_path == str(folder)
+    assert config.load_config.load_format == "gguf"
+    cpu_vllm.load(config)
+
+
+def test_an_option_beats_the_file_beside(folder, data):
+    other = json.loads((data / "hf" / "config.json").read_text()) | {"num_hidden_layers": 7}
+    (folder / "config.json").write_text(json.dumps(other))
+    config = cpu_vllm.engine_config(folder / "model.gguf", data / "hf")
+    assert config.model_config.hf_config.num_hidden_layers == 2
+
+
+def test_no_config_is_one_clear_error(folder):
+    words = r"model\.gguf: .*'glm-dsa'.*topk_method and indexer_rope_interleave.*--hf-config-path"
+    with pytest.raises(ValueError, match=words):
+        cpu_vllm.engine_config(folder / "model.gguf", None)
+
+
+def test_the_tokenizer_comes_with_the_config(folder, data):
+    config = cpu_vllm.engine_config(folder / "model.gguf", data / "hf", skip_tokenizer_init=False)
+    assert config.model_config.tokenizer == str(data / "hf")
+
+
+def test_no_tokenizer_is_one_clear_error(folder, data):
+    shutil.copyfile(data / "hf" / "config.json", folder / "config.json")
+    with pytest.raises(ValueError, match=r"cannot build a tokenizer.*Pass --tokenizer"):
+        cpu_vllm.engine_config(folder / "model.gguf", None, skip_tokenizer_init=False)
+
+
+def test_a_folder_of_shards(files, data):
+    config = cpu_vllm.engine_config(files["q8_0"].parent, data / "hf").model_config
+    assert config.model == str(files["q8_0"])
+    assert config.served_model_name == str(files["q8_0"].parent)
+
+
+def test_a_folder_of_two_models_is_refused(folder, files, data):
+    shutil.copyfile(files["bf16"], folder / "other.gguf")
+    with pytest.raises(ValueError, match=r"it holds 2 GGUF models \(model\.gguf, other\.gguf\)"):
+        cpu_vllm.engine_config(folder, data / "hf")
+
+
+def test_a_folder_of_safetensors_is_left_alone(folder, data):
+    shutil.copyfile(data / "hf" / "config.json", folder / "config.json")
+    (folder / "model.safetensors").touch()
+    config = cpu_vllm.engine_config(folder, None)
+    assert config.model_config.model == str(folder)
+    assert config.load_config.load_format == "auto"
+
+
+def test_repository_and_quantization(files, data, monkeypatch, tmp_path):
+    """repo:UD-Q4_K_XL finds the shards in the repository's sub-folder."""
+    from vllm.model_executor.model_loader import gguf_loader, weight_utils
+    from vllm.transformers_utils.gguf_file import shard_paths
+
+    snapshot = tmp_path / "UD-Q8_0"
+    snapshot.mkdir()
+    for path in shard_paths(files["q8_0"]):
+        name = path.rsplit("/", 1)[1].replace("-Q8_0-", "-UD-Q8_0-")
+        shutil.copyfile(path, snapshot / name)
+    monkeypatch.setattr(weight_utils, "download_weights_from_hf", lambda **options: str(tmp_path))
+    from vllm.config import LoadConfig
+    from vllm.engine import arg_utils
+
+    # Offline, upstream looks the repository up by its whole name, quantization included.
+    monkeypatch.setattr(arg_utils, "get_model_path", lambda model, revision=None: model)
+    config = cpu_vllm.engine_config("someone/model-GGUF:UD-Q8_0", data / "hf")
+    assert config.load_config.load_format == "gguf"
+    loader = gguf_loader.GGUFModelLoader(LoadConfig(load_format="gguf"))
+    first = loader._prepare_weights(config.model_config)
+    assert first.endswith("UD-Q8_0-00001-of-00006.gguf")
+    cpu_vllm.load(config)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [((9, 0), "bfloat16"), ((10, 0), "float16"), ((12, 0), "float16"), ((12, 1), "float16")],
+)
+def test_auto_dtype(capability, dtype, files, data, platform, monkeypatch, caplog_vllm):
+    """GGUFConfig refuses bfloat16 from 10.0 on; auto must not end there in an error."""
+    monkeypatch.setattr(platform, "faked", capability)
+    config = cpu_vllm.engine_config(files["Q4_K_M"], data / "hf")
+    assert str(config.model_config.dtype) == f"torch.{dtype}"
+    assert ("in float16: bfloat16 is not supported" in caplog_vllm.text) == (dtype == "float16")
+
+
+def test_bfloat16_is_refused_where_upstream_refuses_it(files, data, platform, monkeypatch):
+    monkeypatch.setattr(platform, "faked", (12, 0))
+    with pytest.raises(ValueError, match="bfloat16 is not supported for quantization"):
+        cpu_vllm.engine_config(files["Q4_K_M"], data / "hf", dtype="bfloat16")
+
+
+def test_expert_parallelism_is_refused_by_the_loader(files, data):
+    config = cpu_vllm.engine_config(files["bf16"], data / "hf")
+    config.parallel_config.enable_expert_parallel = True
+    with pytest.raises(ValueError, match="do not support expert parallelism"):
+        cpu_vllm.load(config)

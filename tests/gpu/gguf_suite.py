@@ -1,0 +1,204 @@
+"""What the GGUF tests of the GPU suite share: files, oracles, engines and measures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf_model
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+
+LENGTHS = (256, 4096)
+ORACLE_LIMIT_S = 300
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "max_model_len": 4352,
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 16,
+    "max_logprobs": -1,
+    "gpu_memory_utilization": 0.3,
+    # The default compiles FlashInfer kernels for minutes.
+    "moe_backend": "triton",
+    "seed": 0,
+}
+# Few sizes: capturing takes longer than the tests.
+GRAPHS = {"compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}}
+EAGER = {"enforce_eager": True}
+
+
+def call(script: str, *arguments, limit: int) -> str:
+    """Run a helper of this folder in a process of its own; its output on failure."""
+    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=limit, env=environment, check=False
+    )
+    output = done.stdout + done.stderr
+    if done.returncode:
+        interesting = [line for line in output.splitlines() if "Error" in line]
+        pytest.fail(
+            f"{script} failed:\n" + "\n".join(interesting[-5:]) + "\n...\n" + output[-6000:],
+            pytrace=False,
+        )
+    return output
+
+
+def centred(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64)
+    return logits - logits.mean(axis=-1, keepdims=True)
+
+
+def relative_l2(ours: np.ndarray, oracle: np.ndarray) -> float:
+    """Of centred logits, so that log-probabilities and logits compare."""
+    assert ours.shape == oracle.shape
+    assert np.isfinite(ours).all()
+    return float(np.linalg.norm(centred(ours) - centred(oracle)) / np.linalg.norm(centred(oracle)))
+
+
+def top1(ours: np.ndarray, oracle: np.ndarray) -> float:
+    return float((ours.argmax(-1) == oracle.argmax(-1)).mean())
+
+
+class Models:
+    """GGUF files of one model, the folder with its config, and oracles for token sequences.
+
+    `kind` is bf16, q8_0 or Q4_K_M.
+    """
+
+    def __init__(self, folder: Path, reference: Path | None, call) -> None:
+        self.folder, self.reference, self.call = folder, reference, call
+        if reference is None:
+            self.config = gguf_model.CONFIG
+            self.config_folder = folder / "config"
+            self.config_folder.mkdir()
+            (self.config_folder / "config.json").write_text(json.dumps(self.config))
+        else:
+            self.config_folder = reference / "hf"
+            self.config = json.loads((self.config_folder / "config.json").read_text())
+
+    def tokens(self, count: int) -> list[int]:
+        if self.reference is not None:
+            return np.load(self.reference / "tokens.npz")[f"n{count}"].tolist()
+        rng = np.random.default_rng(7)
+        return rng.integers(2, self.config["vocab_size"], max(LENGTHS))[:count].tolist()
+
+    def prompts(self, count: int = 8) -> list[list[int]]:
+        """Prompts of different lengths; some longer than a KV cache block."""
+        tokens = self.tokens(4096)
+        return [tokens[61 * i : 61 * i + 24 + 37 * i] for i in range(count)]
+
+    def file(self, kind: str) -> Path:
+        if self.reference is not None:
+            (path,) = self.reference.glob(f"*-{kind}.gguf")
+            return path
+        path = self.folder / f"generated-{kind}.gguf"
+        if not path.exists():
+            written = {"bf16": "BF16", "q8_0": "Q8_0", "Q4_K_M": "Q4_K"}[kind]
+            gguf_model.write_gguf(path, self.config, written)
+        return path
+
+    def first_shard(self) -> Path | None:
+        shards = sorted(self.reference.glob("*-split/*.gguf")) if self.reference else []
+        return shards[0] if shards else None
+
+    def checkpoint(self, kind: str) -> Path:
+        """A Hugging Face folder with the weights that the file holds."""
+        folder = self.folder / f"hf-{kind}"
+        if not folder.exists():
+            gguf_model.write_checkpoint(folder, self.config, [self.file(kind)])
+        return folder
+
+    def oracle(self, kind: str, sequences: list[list[int]]) -> list[np.ndarray]:
+        """Right logits: the reference's where it has them, else transformers in float32."""
+        stored = [self._stored(kind, tokens) for tokens in sequences]
+        if all(logits is not None for logits in stored):
+            return stored
+        key = hashlib.sha256(json.dumps([kind, sequences]).encode()).hexdigest()[:12]
+        out = self.folder / f"oracle-{key}.npz"
+        if not out.exists():
+            job = self.folder / f"oracle-{key}.json"
+            job.write_text(json.dumps(sequences))
+            arguments = ("oracle", self.checkpoint(kind), job, out)
+            self.call("gguf_model.py", *arguments, limit=ORACLE_LIMIT_S)
+        arrays = np.load(out)
+        return [arrays[f"logits_{i}"] for i in range(len(sequences))]
+
+    def _stored(self, kind: str, tokens: list[int]) -> np.ndarray | None:
+        if self.reference is None:
+            return None
+        source = "hf" if kind == "bf16" else f"deq-{kind}"
+        (path, *_) = [
+            *self.reference.glob(f"logits/*.{len(tokens)}.{source}.npz"), None,
+        ]  # fmt: skip
+        if path is None or tokens != self.tokens(len(tokens)):
+            return None
+        return np.load(path)["logits"].astype(np.float32)
+
+    def with_swapped_gate_and_up(self) -> Path:
+        """The BF16 file with the names of ffn_gate and ffn_up exchanged: a wrong model."""
+        path = self.folder / "swapped.gguf"
+        data = self.file("bf16").read_bytes()
+        path.write_bytes(_exchange(data))
+        return path
+
+
+def _exchange(data: bytes) -> bytes:
+    """Exchange the data of gate and up tensors by exchanging their offsets in the table."""
+    import struct
+
+    def place(name: bytes) -> int | None:
+        at = data.find(struct.pack("<Q", len(name)) + name)
+        if at < 0:
+            return None
+        at += 8 + len(name)
+        dims = struct.unpack_from("<I", data, at)[0]
+        return at + 4 + 8 * dims + 4
+
+    out = bytearray(data)
+    for layer in range(200):
+        for kind in (b"", b"_exps", b"_shexp"):
+            gate = place(b"blk.%d.ffn_gate%s.weight" % (layer, kind))
+            up = place(b"blk.%d.ffn_up%s.weight" % (layer, kind))
+            if gate and up:
+                out[gate : gate + 8], out[up : up + 8] = data[up : up + 8], data[gate : gate + 8]
+    assert out != data
+    return bytes(out)
+
+
+class Result:
+    def __init__(self, path: Path, log: str) -> None:
+        arrays = np.load(path)
+        self.facts = json.loads(str(arrays["facts"]))
+        self.arrays = {name: arrays[name] for name in arrays.files if name != "facts"}
+        self.log = log
+
+    def all(self, name: str) -> list[np.ndarray]:
+        count = sum(key.rpartition("_")[0] == name for key in self.arrays)
+        return [self.arrays[f"{name}_{i}"] for i in range(count)]
+
+
+class Engines:
+    def __init__(self, folder: Path, call, limit: int) -> None:
+        self.folder, self.call, self.limit = folder, call, limit
+
+    def __call__(self, engine: dict, *, score=(), generate=None) -> Result:
+        job = {"engine": ENGINE | engine, "score": list(score), "generate": generate}
+        key = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:12]
+        out, log = self.folder / f"{key}.npz", self.folder / f"{key}.log"
+        if not out.exists():
+            request = self.folder / f"{key}.json"
+            request.write_text(json.dumps(job))
+            log.write_text(self.call("gguf_engine.py", request, out, limit=self.limit))
+        return Result(out, log.read_text())
+
+
+def gguf_engine(models: Models, file: Path, **changes) -> dict:
+    return {"model": str(file), "hf_config_path": str(models.config_folder)} | changes

@@ -1,0 +1,107 @@
+"""The sparse MLA and indexer operations of the patched release, and float64 references on the GPU.
+
+VLLM_GLM5_TREE names a patched source tree; without it, the installed vLLM is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
+
+
+def load(name: str) -> ModuleType:
+    """triton_sparse_mla or triton_mqa_logits."""
+    tree = os.environ.get("VLLM_GLM5_TREE")
+    if tree:
+        from loading import load_op
+
+        return load_op(Path(tree), name)
+    import importlib
+
+    return importlib.import_module(f"vllm.v1.attention.ops.{name}")
+
+
+def reference(q, rows, indices, scale):
+    """(out, lse) in float64. rows [N, 512 + rope]; indices [T, K]; what is not in [0, N) is skipped."""
+    import torch
+
+    tokens, heads, _ = q.shape
+    out = torch.zeros(tokens, heads, 512, dtype=torch.float64, device=q.device)
+    lse = torch.full((tokens, heads), -torch.inf, dtype=torch.float64, device=q.device)
+    for t in range(tokens):
+        names = indices[t].long()
+        names = names[(names >= 0) & (names < rows.shape[0])]
+        if not len(names):
+            continue
+        k = rows[names].double()
+        scores = q[t].double() @ k.T * scale
+        lse[t] = torch.logsumexp(scores, -1)
+        out[t] = torch.softmax(scores, -1) @ k[:, :512]
+    return out, lse
+
+
+def error(actual, expected) -> float:
+    """Relative L2 error; infinities and NaN must be at the same places."""
+    import torch
+
+    actual = actual.double()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(kind(actual), kind(expected)), f"{kind.__name__} at other places"
+    finite = torch.isfinite(expected)
+    norm = expected[finite].norm()
+    return float((actual[finite] - expected[finite]).norm() / norm.clamp_min(1e-30))
+
+
+class PoisonedTorch:
+    """torch, but what empty() returns holds NaN, or 0x7f bytes: nothing may be left unwritten."""
+
+    def __getattr__(self, name):
+        import torch
+
+        return getattr(torch, name)
+
+    def empty(self, *args, **kwargs):
+        import torch
+
+        tensor = torch.empty(*args, **kwargs)
+        tensor.view(-1).view(torch.uint8).fill_(0xFF)
+        return tensor
+
+
+class Figures:
+    """Figures that the terminal summary prints, and that go to VLLM_GLM5_FIGURES where it is set."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, object] = {}
+
+    def __call__(self, name: str, value: object) -> None:
+        self.rows[name] = value
+        path = os.environ.get("VLLM_GLM5_FIGURES")
+        if not path:
+            return
+        file = Path(path)
+        known = json.loads(file.read_text()) if file.exists() and file.stat().st_size else {}
+        if isinstance(known, list):
+            known.append({"name": name, "value": value})
+        else:
+            known[name] = value
+        file.write_text(json.dumps(known, indent=1))
+
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        terminalreporter.section("figures: sparse MLA and indexer")
+        for name, value in self.rows.items():
+            text = f"{value:.3e}" if isinstance(value, float) and value < 0.1 else str(value)
+            terminalreporter.write_line(f"{name}: {text}")
+
+
+def figures_of(config) -> Figures:
+    plugin = config.pluginmanager.get_plugin("sparse-figures")
+    if plugin is None:
+        plugin = Figures()
+        config.pluginmanager.register(plugin, "sparse-figures")
+    return plugin

@@ -1,0 +1,67 @@
+"""What the kernels must compute, in float64 and the plainest words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def sparse_mla_reference(
+    q: torch.Tensor,
+    rows: dict[int, torch.Tensor] | torch.Tensor,
+    lists: list[list[int]],
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [T, H, 512], natural log-sum-exp [T, H]); lists holds the valid rows of each token."""
+    import torch
+
+    tokens, heads, _ = q.shape
+    out = torch.zeros(tokens, heads, 512, dtype=torch.float64, device=q.device)
+    lse = torch.full((tokens, heads), -torch.inf, dtype=torch.float64, device=q.device)
+    for t, names in enumerate(lists):
+        if not names:
+            continue
+        k = torch.stack([rows[n] for n in names]).double()
+        scores = q[t].double() @ k.T * scale
+        lse[t] = torch.logsumexp(scores, -1)
+        out[t] = torch.softmax(scores, -1) @ k[:, :512]
+    return out, lse
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor, bound: float, what: str) -> None:
+    """Infinities and NaN at the same places, then a relative L2 error below the bound."""
+    import torch
+
+    actual = actual.double()
+    for kind in (torch.isnan, torch.isposinf, torch.isneginf):
+        places = kind(actual) != kind(expected)
+        assert not places.any(), (
+            f"{what}: {kind.__name__} differs at {places.nonzero()[:5].tolist()}"
+        )
+    finite = torch.isfinite(expected)
+    norm = expected[finite].norm()
+    error = (actual[finite] - expected[finite]).norm()
+    assert error <= bound * norm, f"{what}: relative L2 error {error / norm:.2e} above {bound:.0e}"
+
+
+def mqa_reference(
+    q: torch.Tensor, k: torch.Tensor, k_scale: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Indexer logits [M, N] of e4m3 q [M, H, D] and k [N, D], in float64."""
+    import torch
+
+    scores = torch.einsum("mhd,nd->mhn", q.double(), k.double()).relu()
+    return (scores * weights.double()[..., None]).sum(1) * k_scale.double()
+
+
+def block_flat(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The indexer cache uint8 [blocks, page, 1, 132] that holds e4m3 values and float32 scales."""
+    import torch
+
+    blocks, page, dim = values.shape
+    flat = torch.empty(blocks, page * (dim + 4), dtype=torch.uint8, device=values.device)
+    flat[:, : page * dim] = values.view(torch.uint8).reshape(blocks, -1)
+    flat[:, page * dim :] = scales.contiguous().view(torch.uint8).reshape(blocks, -1)
+    return flat.view(blocks, page, 1, dim + 4)

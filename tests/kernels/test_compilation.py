@@ -1,0 +1,102 @@
+"""Every configuration of the tables, compiled for the cards that it is meant for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from aot import SHARED_LIMIT, Compiled
+from loading import load_op
+
+CARDS = [80, 86, 89, 90, 100, 120, 121]
+
+
+def compile_all(tree: Path, jobs: list[dict], folder: Path) -> list[Compiled]:
+    path = folder / "jobs.json"
+    path.write_text(json.dumps(jobs))
+    # A process of its own: this one interprets.
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    script = Path(__file__).parent / "aot.py"
+    run = subprocess.run(
+        [sys.executable, script, tree, path], env=env, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return [Compiled(**row) for row in json.loads(run.stdout)]
+
+
+def sparse_job(capability: int, **changes) -> dict:
+    job = {
+        "op": "triton_sparse_mla",
+        "call": "sparse_mla",
+        "capability": capability,
+        "dtype": "bfloat16",
+        "heads": 8,
+        "rope": 64,
+        "paged": True,
+        "tokens": 16,
+        "splits": 1,
+    } | changes
+    shape = f"{job['heads']}x{job['tokens']}"
+    job["label"] = f"{shape} {job['dtype']} rope {job['rope']} splits {job['splits']}"
+    return job
+
+
+def jobs_of_the_tables(ops) -> list[dict]:
+    """Every configuration that some head and token count gets, split and in one pass."""
+    jobs = []
+    for capability in CARDS:
+        seen = set()
+        for heads in (1, 8, 16, 17, 32, 33, 64, 128):
+            for tokens in (1, 8, 16, 64, 256, 2048):
+                config = ops.select_config(capability, heads, tokens)
+                splits = 8 if tokens < 256 else 1
+                if (config, splits) not in seen:
+                    seen.add((config, splits))
+                    jobs.append(sparse_job(capability, heads=heads, tokens=tokens, splits=splits))
+        for heads in (8, 64):
+            jobs.append(sparse_job(capability, heads=heads, dtype="float16"))
+            jobs.append(sparse_job(capability, heads=heads, rope=0, paged=False))
+        indexer = {"op": "triton_mqa_logits", "capability": capability}
+        jobs.append(indexer | {"call": "mqa_prefill", "label": "prefill"})
+        for next_n in (1, 2, 4):
+            label = f"decode next_n {next_n}"
+            jobs.append(indexer | {"call": "mqa_paged", "next_n": next_n, "label": label})
+    return jobs
+
+
+@pytest.fixture(scope="session")
+def compiled(tree: Path, tmp_path_factory) -> list[Compiled]:
+    ops = load_op(tree, "triton_sparse_mla")
+    return compile_all(tree, jobs_of_the_tables(ops), tmp_path_factory.mktemp("aot"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capability", CARDS)
+def test_fits_the_card(compiled, capability):
+    """An over-limit kernel compiles without an error and fails at its first launch: so look."""
+    rows = [row for row in compiled if row.capability == capability]
+    names = {row.kernel for row in rows}
+    assert len(names) == 4, names
+    assert all(row.target.startswith(f"sm_{capability}") for row in rows)
+    too_much = [row for row in rows if row.shared > SHARED_LIMIT[capability]]
+    assert not too_much, too_much
+    if capability not in (90, 100):
+        spilled = [row for row in rows if row.stack]
+        assert not spilled, spilled
+
+
+@pytest.mark.timeout(300)
+def test_the_look_would_see_it(tree, tmp_path):
+    """The control: a configuration too large for 12.0 compiles, and both figures tell."""
+    config = {"block_h": 64, "block_n": 64, "num_warps": 4, "num_stages": 3}
+    (row,) = compile_all(tree, [sparse_job(120, heads=64, config=config)], tmp_path)
+    assert row.shared > SHARED_LIMIT[120]
+    assert row.stack > 0
