@@ -70,6 +70,11 @@ def kind_of(path: str) -> Kind:
     return Kind.NEVER
 
 
+def _shipped_mode(path: str, mode: int) -> int:
+    """Return a member's permission bits: setuptools drops a module's exec bit, not a data file's."""
+    return 0o644 if path.endswith(".py") else mode & 0o777
+
+
 def touched_paths(applied: AppliedSeries) -> tuple[TouchedPath, ...]:
     """Return every path that the series as a whole changes, with the patches behind it."""
     git = applied.repository
@@ -92,7 +97,9 @@ def touched_paths(applied: AppliedSeries) -> tuple[TouchedPath, ...]:
         if path == "pyproject.toml" and not _only_project_table(applied):
             kind = Kind.BUILD
         touched.append(
-            TouchedPath(path, kind, mode != 0, mode & 0o777, tuple(owners.get(path, ())))
+            TouchedPath(
+                path, kind, mode != 0, _shipped_mode(path, mode), tuple(owners.get(path, ()))
+            )
         )
     return tuple(sorted(touched, key=lambda item: item.path))
 
