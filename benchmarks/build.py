@@ -116,7 +116,8 @@ class Bench:
         seconds, mb = median(mine, self.env, self.folder, 1, lambda: self.forget("wheels"))
         python = next(self.cache.glob("environments/*/bin/python"))
         official = next(self.cache.glob(f"downloads/*/vllm-{tag[1:]}-*x86_64.whl"))
-        subprocess.run([python, "-m", "pip", "install", "-q", "build"], check=True)
+        subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "build"],
+                       check=True)  # fmt: skip
         tree = self.folder / "own"
         subprocess.run(["git", "clone", "-q", "--shared", "-n", str(self.cache / "vllm.git"),
                         str(tree)], check=True)  # fmt: skip

@@ -24,7 +24,9 @@ ENGINE = {
     "max_num_batched_tokens": 8192,
     "max_num_seqs": 16,
     "max_logprobs": -1,
-    "gpu_memory_utilization": 0.3,
+    # Given, so that nothing is measured: several engines can then share the card.
+    "kv_cache_memory_bytes": 4 << 30,
+    "gpu_memory_utilization": 0.1,
     # The default compiles FlashInfer kernels for minutes.
     "moe_backend": "triton",
     "seed": 0,

@@ -47,7 +47,9 @@ def start(job: dict):
         max_model_len=8192,
         max_num_batched_tokens=job["batched_tokens"],
         max_num_seqs=64,
-        gpu_memory_utilization=0.25,
+        # Given, so that nothing is measured: several engines can then share the card.
+        kv_cache_memory_bytes=4 << 30,
+        gpu_memory_utilization=0.1,
         max_logprobs=-1,
         enable_prefix_caching=True,
         moe_backend="triton",
