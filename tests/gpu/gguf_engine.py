@@ -31,7 +31,7 @@ def table(flat, vocab: int):
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if job["engine"].get("tensor_parallel_size", 1) == 1:
+    if not {"tensor_parallel_size", "pipeline_parallel_size"} & job["engine"].keys():
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import numpy as np
     import torch

@@ -60,17 +60,14 @@ def start(job: dict):
 
 def logits(llm, tokens: list[int]) -> np.ndarray:
     """Log-probabilities [N - 1, vocabulary] after each but the last token."""
+    from gguf_engine import table
     from vllm import SamplingParams, TokensPrompt
 
-    parameters = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=-1, detokenize=False)
+    parameters = SamplingParams(
+        max_tokens=1, temperature=0, prompt_logprobs=-1, flat_logprobs=True, detokenize=False
+    )
     (output,) = llm.generate([TokensPrompt(prompt_token_ids=tokens)], parameters, use_tqdm=False)
-    rows = output.prompt_logprobs[1:]
-    vocabulary = len(rows[0])
-    out = np.empty((len(rows), vocabulary), np.float32)
-    for i, row in enumerate(rows):
-        for token, entry in row.items():
-            out[i, token] = entry.logprob
-    return out
+    return table(output.prompt_logprobs, llm.llm_engine.model_config.get_vocab_size())[1:]
 
 
 def generate(

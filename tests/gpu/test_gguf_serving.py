@@ -85,18 +85,29 @@ def test_shards_in_a_folder(gguf_models, run_engine, record_figure):
     assert relative_l2(ours, right) < 0.06
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("bf16", 0.04), ("q8_0", 0.06)])
-def test_two_gpus(kind, limit, gguf_models, run_engine, record_figure):
+TWO_GPUS = {
+    "TP=2": {"tensor_parallel_size": 2},
+    "TP=2 Triton": {"tensor_parallel_size": 2, "attention_backend": "TRITON_MLA_SPARSE"},
+    "PP=2": {"pipeline_parallel_size": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("bf16", "TP=2"), ("q8_0", "TP=2 Triton"), ("bf16", "PP=2")]
+)
+def test_two_gpus(kind, how, gguf_models, run_engine, record_figure, monkeypatch):
     """Not Q4_K_M: the expert rows of 256 are one block of a K-quant, which cannot be cut."""
     import torch
 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
+    if "Triton" in how:
+        monkeypatch.setenv("VLLM_SPARSE_INDEXER_BACKEND", "triton")
     tokens = gguf_models.tokens(256)
-    engine = gguf_engine(gguf_models, gguf_models.file(kind), tensor_parallel_size=2, **EAGER)
+    engine = gguf_engine(gguf_models, gguf_models.file(kind), **TWO_GPUS[how], **EAGER)
     (ours,), (right,) = (
         run_engine(engine, score=[tokens]).all("score"),
         gguf_models.oracle(kind, [tokens]),
     )
-    record_figure(f"gguf {kind} TP=2 256 relative L2", relative_l2(ours, right))
-    assert relative_l2(ours, right) < limit
+    record_figure(f"gguf {kind} {how} 256 relative L2", relative_l2(ours, right))
+    assert relative_l2(ours, right) < {"bf16": 0.04, "q8_0": 0.06}[kind]

@@ -30,8 +30,7 @@ pytestmark = [
 ]
 OURS = {"backend": "TRITON_MLA_SPARSE", "indexer": "triton"}
 UPSTREAMS = {"backend": "FLASHMLA_SPARSE", "indexer": "deep_gemm"}
-# Upstream's backends on glm-dsa-mini in bfloat16 at 4,096 positions, measured on an H200.
-UPSTREAM_SCORE = 0.0275
+SEQUENCES = 4
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,11 @@ def figure(request):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> dict:
-    """{"folder", "tokens": 4,096 of them, "logits": float32 of the oracle}."""
+    """{"folder", "tokens": {name: 4,096 of them}, "logits": {name: float32 of the oracle}}.
+
+    Which rows the indexer selects flips with the last bit, and a run's distance with it: one
+    sequence in bfloat16 scored 0.0256 to 0.0314, upstream's backend 0.0275 to 0.0309. Hence four.
+    """
     import gguf_model
 
     work = tmp_path_factory.mktemp("sparse-model")
@@ -49,17 +52,18 @@ def model(tmp_path_factory) -> dict:
     if given:
         reference = Path(given)
         config = json.loads((reference / "hf" / "config.json").read_text())
-        gguf_model.write_checkpoint(work, config, [reference / "glm-dsa-mini-a-bf16.gguf"])
-        tokens = np.load(reference / "tokens.npz")["n4096"].tolist()
-        logits = np.load(reference / "logits" / "a.4096.hf.npz")["logits"].astype(np.float32)
-        return {"folder": str(work), "tokens": tokens, "logits": logits}
-    file = work / "random.gguf"
-    gguf_model.write_gguf(file, gguf_model.CONFIG, "BF16")
-    gguf_model.write_checkpoint(work / "hf", gguf_model.CONFIG, [file])
-    vocabulary = gguf_model.CONFIG["vocab_size"]
-    tokens = np.random.default_rng(0).integers(2, vocabulary, 4096).tolist()
+        file = reference / "glm-dsa-mini-a-bf16.gguf"
+    else:
+        config, file = gguf_model.CONFIG, work / "random.gguf"
+        gguf_model.write_gguf(file, config, "BF16")
+    gguf_model.write_checkpoint(work / "hf", config, [file])
+    rng = np.random.default_rng(0)
+    tokens = {
+        f"random {i}": rng.integers(2, config["vocab_size"], 4096).tolist()
+        for i in range(SEQUENCES)
+    }
     target = work / "oracle.npz"
-    (work / "tokens.json").write_text(json.dumps([tokens]))
+    (work / "tokens.json").write_text(json.dumps(list(tokens.values())))
     script = [
         sys.executable,
         HERE / "gguf_model.py",
@@ -69,7 +73,13 @@ def model(tmp_path_factory) -> dict:
         target,
     ]
     subprocess.run(script, check=True)
-    return {"folder": str(work / "hf"), "tokens": tokens, "logits": np.load(target)["logits_0"]}
+    arrays = np.load(target)
+    logits = {name: arrays[f"logits_{i}"] for i, name in enumerate(tokens)}
+    if given:
+        tokens["reference"] = np.load(reference / "tokens.npz")["n4096"].tolist()
+        stored = np.load(reference / "logits" / "a.4096.hf.npz")["logits"]
+        logits["reference"] = stored.astype(np.float32)
+    return {"folder": str(work / "hf"), "tokens": tokens, "logits": logits}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +88,7 @@ def requests_(model) -> list[list[int]]:
     rng = np.random.default_rng(1)
     lengths = [1, 2, 63, 64, 65, 2047, 2048, 2049, 4000]
     lengths += rng.integers(3, 3500, 64 - len(lengths)).tolist()
-    tokens = model["tokens"]
+    tokens = model["tokens"]["random 0"]
     return [tokens[i : i + n] for i, n in enumerate(lengths)]
 
 
@@ -104,18 +114,18 @@ def engine(model, tmp_path_factory):
                 command, stdout=log, stderr=log, check=False, timeout=limit
             ).returncode
         text = (folder / "log").read_text()
-        assert code == 0, text[-5000:]
+        assert code == 0, f"{name}\n" + text[-5000:]
         done[name] = dict(np.load(folder / "out.npz")) | {"log": text}
         return done[name]
 
     return run
 
 
-def score(model, result) -> tuple[float, float]:
-    """Relative L2 of centred logits, and top-1 agreement, from 2,048 positions on too."""
-    right = model["logits"][:-1].astype(np.float64)
+def relative_and_top1(ours: np.ndarray, right: np.ndarray) -> tuple[float, float]:
+    """Relative L2 of centred logits, and top-1 agreement; [4095, vocabulary] each."""
+    right = right[:-1].astype(np.float64)
     right -= right.mean(-1, keepdims=True)
-    ours = result["logits_long"].astype(np.float64)
+    ours = ours.astype(np.float64)
     assert np.isfinite(ours).all()
     ours -= ours.mean(-1, keepdims=True)
     relative = np.linalg.norm(ours - right) / np.linalg.norm(right)
@@ -123,11 +133,18 @@ def score(model, result) -> tuple[float, float]:
 
 
 def right_logits(engine, model, figure, name, **changes) -> float:
-    result = engine(name, tokens={"long": model["tokens"]}, **changes)
-    relative, top1 = score(model, result)
-    figure(f"engine {name}: relative L2, top-1 at 4,096", f"{relative:.4f}, {top1:.4f}")
-    assert top1 > 0.95
-    return relative
+    """Mean relative L2 over the sequences."""
+    result = engine(name, tokens=model["tokens"], **changes)
+    scores = {
+        sequence: relative_and_top1(result[f"logits_{sequence}"], right)
+        for sequence, right in model["logits"].items()
+    }
+    for sequence, (relative, top1) in scores.items():
+        figure(f"engine {name}: {sequence}, relative L2, top-1", f"{relative:.4f}, {top1:.4f}")
+        assert top1 > 0.95
+    mean = float(np.mean([relative for relative, _ in scores.values()]))
+    figure(f"engine {name}: mean relative L2 at 4,096", f"{mean:.4f}")
+    return mean
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +154,13 @@ def upstreams_score(engine, model, figure) -> float:
 
 def test_sparse_engine_is_as_right_as_upstream(engine, model, figure, upstreams_score):
     ours = right_logits(engine, model, figure, "ours bfloat16 eager", **OURS)
-    assert ours <= 1.1 * max(upstreams_score, UPSTREAM_SCORE)
+    assert ours <= 1.1 * upstreams_score
 
 
-def test_sparse_engine_float16(engine, model, figure):
+def test_sparse_engine_float16(engine, model, figure, upstreams_score):
     """Which upstream cannot serve; half the rounding of bfloat16 is no worse."""
     ours = right_logits(engine, model, figure, "ours float16 eager", dtype="float16", **OURS)
-    assert ours <= 1.1 * UPSTREAM_SCORE
+    assert ours <= 1.1 * upstreams_score
 
 
 def check_generation(result, figure, name):
@@ -160,13 +177,15 @@ def check_generation(result, figure, name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sparse_engine_with_graphs_chunks_and_64_requests(engine, model, figure, requests_, dtype):
+def test_sparse_engine_with_graphs_chunks_and_64_requests(
+    engine, model, figure, upstreams_score, requests_, dtype
+):
     name = f"ours {dtype} graphs"
     ours = right_logits(
         engine, model, figure, name,
         dtype=dtype, eager=False, batched_tokens=1024, requests=requests_, **OURS,
     )  # fmt: skip
-    assert ours <= 1.1 * UPSTREAM_SCORE
+    assert ours <= 1.1 * upstreams_score
     check_generation(engine(name), figure, name)
 
 
@@ -179,10 +198,10 @@ def test_sparse_engine_with_mtp(engine, figure, requests_, drafts):
 
 
 @pytest.mark.parametrize("capability", [80, 86, 120])
-def test_sparse_engine_with_another_cards_rows(engine, model, figure, capability):
+def test_sparse_engine_with_another_cards_rows(engine, model, figure, upstreams_score, capability):
     name = f"ours bfloat16 rows of {capability}"
     ours = right_logits(engine, model, figure, name, capability=capability, **OURS)
-    assert ours <= 1.1 * UPSTREAM_SCORE
+    assert ours <= 1.1 * upstreams_score
 
 
 @pytest.mark.timeout(4400)
