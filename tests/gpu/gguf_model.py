@@ -299,7 +299,13 @@ def write_checkpoint(folder: Path, config: dict, paths: list[Path]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: numbers.contiguous().clone() for name, numbers in checkpoint(paths).items()}
+    tensors = checkpoint(paths)
+    for name in [name for name in tensors if name.endswith(".eh_proj.weight")]:
+        # A GGUF file leaves out what the MTP layer shares; vLLM's own loader asks for it.
+        prefix = name.removesuffix("eh_proj.weight")
+        tensors[f"{prefix}embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+        tensors[f"{prefix}shared_head.head.weight"] = tensors["lm_head.weight"]
+    tensors = {name: numbers.contiguous().clone() for name, numbers in tensors.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
