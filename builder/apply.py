@@ -140,14 +140,20 @@ def _apply(
     listed = git.run("ls-files", "-z", "--", *sorted(f":(literal){path}" for path in touched))
     if touched and listed:
         git.run("checkout-index", "--force", "-z", "--stdin", stdin=listed)
-    return [_apply_one(git, patch) for patch in patches]
+    return [apply_one(git, patch, repository) for patch in patches]
 
 
-def _apply_one(git: Git, patch: Patch) -> AppliedPatch:
+def apply_one(git: Git, patch: Patch, known: Git) -> AppliedPatch:
+    """Make one patch a commit on HEAD of a clean work tree.
+
+    :param known: the repository that may hold the files that the patch was made from.
+    :raises PatchConflictError, MisplacedHunkError: HEAD and the files are as before.
+    """
     moved: list[MovedHunk] = []
     expected: dict[str, str | None] = {}
     for change in patch.changes:
-        moved += _place(git, patch, change, expected)
+        moved += _place(git, patch, change, expected, known)
+    before = git.text("rev-parse", "HEAD")
     result = git.attempt(*AM, "--", str(patch.file))
     if result.returncode:
         said = (result.stderr + result.stdout).decode(errors="replace").strip().splitlines()
@@ -167,6 +173,7 @@ def _apply_one(git: Git, patch: Patch) -> AppliedPatch:
         found = git.attempt("rev-parse", "--verify", "--quiet", f"HEAD:{path}")
         actual = found.stdout.decode().strip() or None
         if actual != blob:
+            git.run("reset", "--quiet", "--hard", before)
             raise MisplacedHunkError(
                 "git put a hunk elsewhere than where its function stands",
                 where=f"{patch.name}: {path}",
@@ -183,7 +190,7 @@ def _apply_one(git: Git, patch: Patch) -> AppliedPatch:
 
 
 def _place(
-    git: Git, patch: Patch, change: FileChange, expected: dict[str, str | None]
+    git: Git, patch: Patch, change: FileChange, expected: dict[str, str | None], known: Git
 ) -> list[MovedHunk]:
     where = f"{patch.name}: {change.path}"
     current = _blob(git, f"HEAD:{change.old_path}") if change.old_path else None
@@ -205,7 +212,7 @@ def _place(
             next_step="find out where upstream moved it; then python -m builder edit, and export",
         )
     same = blob_id(current).startswith(change.old_blob or "-")
-    before = current if same else _blob(git, change.old_blob) if change.old_blob else None
+    before = current if same else _blob(known, change.old_blob) if change.old_blob else None
     placed, result = placement.place(patch.name, change, current, before, same_blob=same)
     if change.new_path != change.old_path:
         expected[change.old_path] = None

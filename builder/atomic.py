@@ -108,12 +108,17 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def clear_up(parent: Path) -> None:
+    """Remove the scratch folders in ``parent`` whose owners died."""
+    _remove_dead(parent.glob(f"{PREFIX}*.lock"))
+
+
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """Give a folder that is removed at the end, or by the next caller after a SIGKILL."""
     with disk_full_is_an_error(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_dead(parent.glob(f"{PREFIX}*.lock"))
+        clear_up(parent)
         lock, lock_path = _temporary(parent, "", ".lock")
         # The lock comes first, so that nobody ever sees the folder without it.
         folder = lock_path.with_suffix("")

@@ -8,7 +8,6 @@ is filtered: what upstream's own .gitignore hides stays, what its build generate
 from __future__ import annotations
 
 import configparser
-import shutil
 import stat
 import subprocess
 import tarfile
@@ -60,8 +59,7 @@ def using_repository(cache: Cache) -> Iterator[None]:
             *(cache.repository / "objects").glob("*/tmp_*"),
         ):
             stale.unlink(missing_ok=True)
-        for unfinished in cache.root.glob(f"{atomic.PREFIX}*/"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        atomic.clear_up(cache.root)
         try:
             yield
         except BuilderError as error:
@@ -77,24 +75,33 @@ def from_sdist(pin: Pin, sdist: Path, cache: Cache) -> SourceTree:
     :raises UnsafeArchiveError: a member would leave the tree; nothing of it is kept.
     """
     repository = open_repository(cache)
+    if (known := imported(repository, pin)) is not None:
+        return SourceTree(repository, pin.tag, known, pin.commit)
     ref = f"refs/tags/{pin.tag}"
-    message = f"vLLM {pin.tag}\n\nsdist {pin.sdist.name}\nsha256 {pin.sdist.sha256}\n"
-    known = repository.attempt("log", "-1", "--format=%H%n%B", ref)
-    if known.returncode == 0:
-        commit, _, body = known.stdout.decode().partition("\n")
-        if body.strip() == message.strip():
-            return SourceTree(repository, pin.tag, commit, pin.commit)
     say(f"checkout {pin.tag}: importing {pin.sdist.name}")
     with atomic.scratch_folder(cache.work) as scratch:
         # In a repository of its own: of an archive that is refused, and of a run that is killed,
         # nothing gets into the shared one.
         fresh = Git(scratch)
         fresh.run("init", "--bare", "--quiet", "--template=", "--initial-branch=main")
-        _import(fresh, ref, message, sdist)
+        _import(fresh, ref, _message(pin), sdist)
         commit = fresh.text("rev-parse", ref)
         _move_pack(fresh, repository)
     repository.run("update-ref", ref, commit)
     return SourceTree(repository, pin.tag, commit, pin.commit)
+
+
+def imported(repository: Git, pin: Pin) -> str | None:
+    """Return the id of the tag's commit where that is an import of the pinned sdist."""
+    known = repository.attempt("log", "-1", "--format=%H%n%B", f"refs/tags/{pin.tag}")
+    if known.returncode:
+        return None
+    commit, _, message = known.stdout.decode(errors="replace").partition("\n")
+    return commit if message.strip() == _message(pin).strip() else None
+
+
+def _message(pin: Pin) -> str:
+    return f"vLLM {pin.tag}\n\nsdist {pin.sdist.name}\nsha256 {pin.sdist.sha256}\n"
 
 
 def _move_pack(source: Git, target: Git) -> None:

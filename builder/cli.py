@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -125,16 +126,20 @@ def series_command(tag: Tag, as_json: Json = False) -> None:
 def edit_command(
     tag: Tag,
     worktree: Annotated[Path | None, typer.Option(help="Default: ./vllm-TAG.")] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave out this patch, at which an edit stopped; may be repeated."),
+    ] = None,
 ) -> None:
-    """Make a work tree with the series as commits, to amend."""
+    """Make a work tree with the series as commits, to amend; go on with one that stopped."""
     from builder import edit, pipeline  # noqa: PLC0415
 
-    _, _, applied = pipeline.applied_series(tag, State.project, State.cache)
-    folder = edit.edit(applied, worktree or edit.default_worktree(tag))
+    folder = worktree or edit.default_worktree(tag)
+    number = pipeline.edit_series(tag, folder, State.project, State.cache, drop=tuple(drop or ()))
     typer.echo(
-        f"{folder}: branch {edit.branch_of(tag)}, {len(applied.patches)} commits on {tag}\n"
-        f"amend them (git rebase -i {tag}), then: python -m builder export --tag {tag} "
-        f"--worktree {folder}"
+        f"{folder}: branch {edit.branch_of(tag)}, {number} commits on {tag}\n"
+        f"amend them (git rebase -i {tag}), then: "
+        + shlex.join(["python", "-m", "builder", "export", "--tag", tag, "--worktree", str(folder)])
     )
 
 
@@ -150,39 +155,25 @@ def export_command(
     ] = False,
 ) -> None:
     """Write the commits of a work tree back as the series."""
-    from builder import checkout, edit, export, pipeline  # noqa: PLC0415
-    from builder.errors import DirtyWorktreeError  # noqa: PLC0415
-    from builder.repository import Git  # noqa: PLC0415
+    from builder import atomic, edit, export, pipeline, stopped_edit  # noqa: PLC0415
 
-    if check and worktree is None:
-        _, found, applied = pipeline.applied_series(tag, State.project, State.cache)
-        with checkout.using_repository(State.cache):
-            plan = export.plan_export(
-                applied.repository, applied.base, applied.head, found, State.project, State.cache
-            )
-    else:
-        from builder.series import read_series  # noqa: PLC0415
-
-        folder = worktree or edit.default_worktree(tag)
-        if not (folder / ".git").exists():
-            raise DirtyWorktreeError(
-                "no work tree to export from",
-                where=str(folder),
-                next_step=f"python -m builder edit --tag {tag} --worktree {folder}",
-            )
-        edit.require_clean(folder)
-        found = read_series(State.project, tag)
-        git = Git(folder.absolute())
-        base = git.text("rev-parse", f"{tag}^{{commit}}")
-        plan = export.plan_export(git, base, git.text("rev-parse", "HEAD"), found, State.project,
-                                  State.cache)  # fmt: skip
+    folder = None if check and worktree is None else worktree or edit.default_worktree(tag)
+    with atomic.exclusive(State.cache.root / "export", "an export"):
+        if folder is None:
+            plan = pipeline.plan_from_series(tag, State.project, State.cache)
+        else:
+            plan = pipeline.plan_from_worktree(tag, folder, State.project, State.cache)
+        if not check:
+            if not plan.is_noop:
+                export.write_export(plan)
+            if folder is not None:
+                stopped_edit.forget(folder)
     if check:
         export.check_export(plan)
         typer.echo(f"{tag}: {len(plan.patches)} patches are what an export writes")
     elif plan.is_noop:
         typer.echo(f"{tag}: nothing changed")
     else:
-        export.write_export(plan)
         for line in plan.written:
             typer.echo(f"written {line}")
         for line in plan.removed:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder import atomic
+from builder import atomic, series_journal
 from builder.apply import AM
 from builder.errors import ExportMismatchError, PatchFormatError, SeriesError
 from builder.locations import Cache, Project
@@ -65,9 +65,10 @@ class Export:
 
     @property
     def is_noop(self) -> bool:
-        return not self.written and not self.removed and self._same_order()
+        return not self.written and not self.removed and self.is_in_order
 
-    def _same_order(self) -> bool:
+    @property
+    def is_in_order(self) -> bool:
         return [patch.line for patch in self.patches] == [e.line for e in self.series.entries]
 
 
@@ -110,18 +111,17 @@ def plan_export(
 
 
 def write_export(export: Export) -> None:
-    """Write the changed patch files, then the series file, then remove what it no longer names.
+    """Write the changed patch files and the series file, and remove what it no longer names.
 
     A common patch that this series drops stays: other releases may name it.
     """
     folder = export.series.folder
-    for patch in export.patches:
-        if patch.line in export.written:
-            atomic.write_bytes((folder / patch.line).resolve(), patch.data)
-    _write_series_file(export)
-    for line in export.removed:
-        if not line.startswith("../"):
-            (folder / line).unlink(missing_ok=True)
+    files = {patch.line: patch.data for patch in export.patches if patch.line in export.written}
+    if not export.is_in_order:
+        files["series"] = _series_file(export)
+    series_journal.change(
+        folder, files, tuple(line for line in export.removed if not line.startswith("../"))
+    )
 
 
 def check_export(export: Export) -> None:
@@ -139,18 +139,16 @@ def check_export(export: Export) -> None:
         )
 
 
-def _write_series_file(export: Export) -> None:
-    path = export.series.folder / "series"
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    names = [patch.line for patch in export.patches]
-    if [entry.line for entry in export.series.entries] != names:
-        # Comments above the first patch are the file's own; those between patches go with order.
-        head = []
-        for line in old.splitlines():
-            if line.strip() and not line.startswith("#"):
-                break
-            head.append(line)
-        atomic.write_text(path, "\n".join([*head, *names]) + "\n")
+def _series_file(export: Export) -> bytes:
+    """Return the new series file. The comments above the first patch are the file's own and stay;
+    those between patches go with the order.
+    """
+    head = []
+    for line in (export.series.folder / "series").read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            break
+        head.append(line)
+    return ("\n".join([*head, *(patch.line for patch in export.patches)]) + "\n").encode()
 
 
 @contextmanager

@@ -116,7 +116,10 @@ def _refused(file: Path, what: str, next_step: str) -> PatchFormatError:
 
 
 RESTORE_IT = "restore the file from version control, or export it again"
-EXPORT_IT = "make the patch with git in `python -m builder edit`, then `python -m builder export`"
+EXPORT_IT = (
+    "take it out of the series, make its change a commit in the work tree of `python -m builder "
+    "edit`, then `python -m builder export`"
+)
 
 
 def read_patch(file: Path, scratch: Path) -> Patch:

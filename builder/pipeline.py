@@ -12,9 +12,10 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builder import atomic, provenance
-from builder.apply import AppliedSeries, apply_series
+from builder.apply import AppliedSeries, apply_series, read_patches
 from builder.audit import Audit, audit
 from builder.checkout import SourceTree, from_git, from_sdist, using_repository
 from builder.classify import Mode, ModeChoice, TouchedPath, choose_mode, touched_paths
@@ -24,9 +25,13 @@ from builder.fetch import fetch, sha256_of
 from builder.locations import Cache, Project
 from builder.pin import Pin, load, save
 from builder.repack import WheelInputs, repack
+from builder.repository import Git
 from builder.revision import checked_revision
 from builder.series import Series, read_series
 from builder.wheel_name import local_version, tag_of, wheel_name
+
+if TYPE_CHECKING:
+    from builder.export import Export
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,63 @@ def applied_series(
     tree = source_tree(pin, project, cache, upstream_url)
     with using_repository(cache):
         return pin, series, apply_series(tree, series.paths, cache)
+
+
+def edit_series(
+    tag: str, worktree: Path, project: Project, cache: Cache, *, drop: tuple[str, ...] = ()
+) -> int:
+    """Make the work tree of the series, or go on with one that stopped; return its commits' number.
+
+    :raises PatchConflictError, MisplacedHunkError: it stops at that patch; the error says how to
+        go on.
+    """
+    from builder import edit, stopped_edit  # noqa: PLC0415 - not needed for a build
+    from builder.errors import MisplacedHunkError, PatchConflictError, SeriesError  # noqa: PLC0415
+
+    pin = load(project.pins, tag)
+    series = read_series(project, tag)
+    atomic.clear_up(worktree.absolute().parent)
+    if not stopped_edit.is_stopped(worktree):
+        if drop:
+            raise SeriesError(
+                "no edit stopped here: there is nothing to drop",
+                where=str(worktree),
+                next_step="git rebase -i in the work tree drops a patch that is a commit",
+            )
+        source = source_tree(pin, project, cache, None)
+        try:
+            with using_repository(cache):
+                applied = apply_series(source, series.paths, cache)
+        except (PatchConflictError, MisplacedHunkError):
+            stopped_edit.begin(source, series, read_patches(series.paths, cache), worktree)
+        else:
+            edit.edit(applied, worktree)
+            return len(applied.patches)
+    return stopped_edit.go_on(worktree, series, Git(cache.repository), cache, drop=drop)
+
+
+def plan_from_series(tag: str, project: Project, cache: Cache) -> Export:
+    """Work out what an export writes where nobody has edited anything."""
+    from builder import export  # noqa: PLC0415 - not needed for a build
+
+    _, series, applied = applied_series(tag, project, cache)
+    with using_repository(cache):
+        return export.plan_export(
+            applied.repository, applied.base, applied.head, series, project, cache
+        )
+
+
+def plan_from_worktree(tag: str, worktree: Path, project: Project, cache: Cache) -> Export:
+    """Work out what an export of the work tree writes.
+
+    :raises DirtyWorktreeError, SourceMismatchError: what is there is not to be exported.
+    """
+    from builder import edit, export, stopped_edit  # noqa: PLC0415 - not needed for a build
+
+    git, base, head = edit.exportable(worktree, load(project.pins, tag), cache)
+    series = read_series(project, tag)
+    stopped_edit.require_finished(worktree, series)
+    return export.plan_export(git, base, head, series, project, cache)
 
 
 def build(request: Request, project: Project, cache: Cache) -> Built:

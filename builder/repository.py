@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,11 +148,13 @@ def open_repository(cache: Cache) -> Git:
         ):
             if not (path / "HEAD").exists():
                 shutil.rmtree(path, ignore_errors=True)
-                made = Path(tempfile.mkdtemp(prefix=atomic.PREFIX, dir=path.parent))
-                # No template: the user's could bring hooks. `main` is never used; it is named so
-                # that git does not advise about it.
-                Git(made).run("init", "--bare", "--quiet", "--template=", "--initial-branch=main")
-                (made / "info").mkdir(exist_ok=True)
-                (made / "info" / "attributes").write_text(ATTRIBUTES)
-                made.rename(path)
+                with atomic.scratch_folder(path.parent) as scratch:
+                    made = Git(scratch / "made.git")
+                    made.folder.mkdir()
+                    # No template: the user's could bring hooks. `main` is never used; it is named
+                    # so that git does not advise about it.
+                    made.run("init", "--bare", "--quiet", "--template=", "--initial-branch=main")
+                    (made.folder / "info").mkdir(exist_ok=True)
+                    (made.folder / "info" / "attributes").write_text(ATTRIBUTES)
+                    made.folder.rename(path)
     return Git(path)

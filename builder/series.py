@@ -11,6 +11,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from builder import series_journal
 from builder.errors import SeriesError, UnknownTagError
 from builder.locations import Project
 
@@ -59,7 +60,7 @@ def series_tags(project: Project) -> list[str]:
 
 
 def read_series(project: Project, tag: str) -> Series:
-    """Read and check the series file of ``tag``.
+    """Read and check the series file of ``tag``; finish an export of it that was killed.
 
     :raises UnknownTagError: there is no series folder for the tag.
     :raises SeriesError: the file and the folder disagree; each fault is a line of the details.
@@ -74,6 +75,7 @@ def read_series(project: Project, tag: str) -> Series:
             next_step=f"make one from the nearest release, or an empty one: mkdir -p {folder} && "
             f"touch {file}",
         )
+    series_journal.finish(folder)
     entries, faults = _parse(file, folder)
     faults += _disagreements(project, folder, entries)
     if faults:
