@@ -273,14 +273,19 @@ def _check_dist_info(wheel: Path, inputs: WheelInputs, *, compiled: bool) -> Non
     _check_metadata(wheel, inputs, theirs["METADATA"].decode(), ours.get("METADATA", b"").decode())
     builders = {p for i in inputs.touched if i.kind is Kind.BUILD for p in i.patches}
     expected = dict(theirs)
-    written = own_members(inputs)
+    written: dict[str, Content | None] = dict(own_members(inputs))
     try:
         written |= metadata_members(inputs)
     except UnfaithfulModeError:  # only upstream's own code knows, and that was run
         builders |= _metadata_patches(inputs)
     for name, content in written.items():
-        if name.startswith(f"{dist_info}/"):
-            expected[name.removeprefix(f"{dist_info}/")] = b"".join(content.chunks())
+        if not name.startswith(f"{dist_info}/"):
+            continue
+        short = name.removeprefix(f"{dist_info}/")
+        if content is None:
+            expected.pop(short, None)
+        else:
+            expected[short] = b"".join(content.chunks())
     for name in sorted((expected.keys() | ours.keys()) - {"METADATA"}):
         want, have = expected.get(name), ours.get(name)
         own = name == "WHEEL" or name.startswith("sboms/")

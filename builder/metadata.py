@@ -224,7 +224,7 @@ def _replaced(
 def patched_entry_points(official: bytes, before: ReadFile, after: ReadFile) -> bytes:
     """Return entry_points.txt; upstream's bytes where the series changes no entry point.
 
-    Empty where none is left: setuptools writes no file then.
+    Empty where none is left: the wheel has no such member then.
 
     :raises UnfaithfulModeError: upstream's file does not follow from its [project] table.
     """

@@ -69,8 +69,15 @@ def repack(inputs: WheelInputs, out: IO[bytes]) -> None:
         else:
             removed.add(item.path)
     overlay |= own_members(inputs)
-    overlay |= metadata_members(inputs)
-    write_wheel(inputs.official, out, overlay, frozenset(removed), dist_info_name(inputs.version))
+    dist_info = dist_info_name(inputs.version)
+    with ZipFile(inputs.official) as archive:
+        old = dist_info_of(archive.namelist(), inputs.official.name)
+    for name, content in metadata_members(inputs).items():
+        if content is None:
+            removed.add(name.replace(f"{dist_info}/", f"{old}/", 1))
+        else:
+            overlay[name] = content
+    write_wheel(inputs.official, out, overlay, frozenset(removed), dist_info)
 
 
 def own_members(inputs: WheelInputs) -> dict[str, Content]:
@@ -117,8 +124,10 @@ def version_module(text: str, old: str, new: str) -> str:
     return result
 
 
-def metadata_members(inputs: WheelInputs) -> dict[str, Content]:
+def metadata_members(inputs: WheelInputs) -> dict[str, Content | None]:
     """Return the members of dist-info that follow from the trees: METADATA, entry points, licence.
+
+    None is one that goes.
 
     :raises UnfaithfulModeError: they cannot be computed from the trees.
     """
@@ -134,10 +143,13 @@ def metadata_members(inputs: WheelInputs) -> dict[str, Content]:
     text = metadata.patched_metadata(
         official, inputs.before, inputs.after, inputs.version, inputs.pin.cuda
     )
-    members = {f"{dist_info}/METADATA": Content(text.encode())}
+    members: dict[str, Content | None] = {f"{dist_info}/METADATA": Content(text.encode())}
     new_entry_points = metadata.patched_entry_points(entry_points, inputs.before, inputs.after)
     if new_entry_points != entry_points:
-        members[f"{dist_info}/entry_points.txt"] = Content(new_entry_points)
+        # setuptools writes no file where no entry point is left
+        members[f"{dist_info}/entry_points.txt"] = (
+            Content(new_entry_points) if new_entry_points else None
+        )
     tops = set(top_level.split())
     new_tops = tops | {
         item.path.partition("/")[0]

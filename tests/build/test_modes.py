@@ -124,6 +124,28 @@ def test_setup_py_is_what_upstreams_own_build_makes(make_user, upstream, tmp_pat
         assert big.compress_type == zipfile.ZIP_DEFLATED  # upstream's compressed bytes, not ours
 
 
+def without_entry_points(text):
+    start, end = text.index("[project.scripts]"), text.index("[tool.setuptools.packages.find]")
+    assert "entry-points" in text[start:end]
+    return text[:start] + text[end:]
+
+
+def test_without_any_entry_point_there_is_no_file_of_them(make_user, tmp_path):
+    """As setuptools has it; and the audit knows that it goes, and only then."""
+    user = make_user([("Drop every entry point", {"pyproject.toml": without_entry_points})])
+    repacked = user.build()
+    built = user.build("--mode", "setup-py", out=user.home / "cross")
+    assert (repacked["mode"], built["mode"]) == ("repack", "setup-py")
+    assert repacked["sha256"] == built["sha256"]
+    data = Path(repacked["wheel"]).read_bytes()
+    name = "vllm_glm5-9.1.0+glm5.1.dist-info/entry_points.txt"
+    assert name not in madeup.members(data)
+    assert name.encode() not in madeup.read_member(data, name.replace("entry_points.txt", "RECORD"))
+    wrong = tmp_path / Path(repacked["wheel"]).name
+    wrong.write_bytes(madeup.rewritten(data, {name: b""}))
+    assert name in user.fails(16, "verify", wrong)
+
+
 @pytest.mark.parametrize(
     ("changes", "mode", "cause"),
     [
