@@ -17,7 +17,7 @@ from builder.console import say
 from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.locations import Cache
 from builder.patchfile import FileChange, Patch, read_patch
-from builder.repository import Git, GitError
+from builder.repository import Git
 
 # Raised whenever what is accepted changes, so that the cache does not answer by older rules.
 RULES = 1
@@ -158,11 +158,8 @@ def apply_one(git: Git, patch: Patch, known: Git) -> AppliedPatch:
     if result.returncode:
         said = (result.stderr + result.stdout).decode(errors="replace").strip().splitlines()
         git.attempt("am", "--abort")
-        if any("No space left" in line for line in said):
-            raise GitError(
-                "git am found no space left on the device", where=patch.name,
-                next_step="free some space and run the command again",
-            )  # fmt: skip
+        if atomic.says_disk_full(said, git.folder):
+            raise atomic.disk_full_error(git.folder)
         raise PatchConflictError(
             "git am refuses the patch",
             where=patch.name,

@@ -20,6 +20,11 @@ from builder.errors import DiskFullError
 
 PREFIX = ".tmp-"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# git's words for a write that failed, and what else may be the cause of one
+_WRITE_FAILED = ("couldn't write '", "unable to write", "write error", "failed to write",
+                 "could not write")  # fmt: skip
+_OTHER_CAUSES = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG)
+_NEARLY_FULL = 64 << 20  # bytes; what did not fit is not there any more when one looks
 
 
 def disk_full_error(where: Path) -> DiskFullError:
@@ -44,9 +49,25 @@ def disk_full_is_an_error(where: Path) -> Iterator[None]:
         raise disk_full_error(where) from error
 
 
-def says_disk_full(lines: Iterable[str]) -> bool:
-    """Tell from a program's output that it found no space."""
-    return any(os.strerror(code) in line for line in lines for code in _FULL)
+def says_disk_full(lines: Iterable[str], where: Path) -> bool:
+    """Tell from a program's output that it found no space in ``where``.
+
+    git does not always repeat the system's words: a write that failed without a cause counts where
+    the disk is as good as full.
+    """
+    lines = tuple(lines)
+
+    def hold(words: Iterable[str]) -> bool:
+        return any(word in line for line in lines for word in words)
+
+    if hold(tuple(map(os.strerror, _FULL))):
+        return True
+    if not hold(_WRITE_FAILED) or hold(tuple(map(os.strerror, _OTHER_CAUSES))):
+        return False
+    existing = next(p for p in (where, *where.parents) if p.exists())
+    disk = os.statvfs(existing)
+    no_file_more = disk.f_files > 0 and disk.f_favail == 0
+    return no_file_more or disk.f_bavail * disk.f_frsize < _NEARLY_FULL
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,8 +18,8 @@ from zipfile import ZipFile
 from builder import atomic, metadata
 from builder.classify import Kind, TouchedPath
 from builder.console import say
+from builder.digests import sha256_of
 from builder.errors import AuditError, UnfaithfulModeError
-from builder.fetch import sha256_of
 from builder.locations import DISTRIBUTION, Cache
 from builder.repack import WheelInputs, metadata_members, own_members
 from builder.wheel_archive import (

@@ -19,14 +19,11 @@ from pathlib import Path, PurePosixPath
 
 from builder import atomic
 from builder.console import say
-from builder.errors import BuilderError, SourceMismatchError, UnsafeArchiveError
+from builder.errors import SourceMismatchError, UnsafeArchiveError
 from builder.locations import Cache
 from builder.package_index import redacted
 from builder.pin import Pin
 from builder.repository import Git, GitError, open_repository
-
-# Where git does not repeat the system's words for a full disk.
-_WRITE_FAILED = ("couldn't write '", "unable to write", "write error", "failed to write")
 
 AUTHOR = "upstream vLLM release <upstream@vllm-glm5.invalid>"
 
@@ -47,10 +44,7 @@ class SourceTree:
 
 @contextmanager
 def using_repository(cache: Cache) -> Iterator[None]:
-    """Let one process at a time write to the shared repository; clear up after one that was killed.
-
-    :raises DiskFullError: git found no space.
-    """
+    """Let one process at a time write to the shared repository; clear up after a killed one."""
     with atomic.exclusive(cache.root / "git", "the source repository"):
         # A git that is killed leaves its lock files, and then refuses for ever.
         for stale in (
@@ -60,13 +54,7 @@ def using_repository(cache: Cache) -> Iterator[None]:
         ):
             stale.unlink(missing_ok=True)
         atomic.clear_up(cache.root)
-        try:
-            yield
-        except BuilderError as error:
-            said = "\n".join(error.details)
-            if atomic.says_disk_full(error.details) or any(text in said for text in _WRITE_FAILED):
-                raise atomic.disk_full_error(cache.repository) from error
-            raise
+        yield
 
 
 def from_sdist(pin: Pin, sdist: Path, cache: Cache) -> SourceTree:
@@ -158,7 +146,7 @@ def _import(repository: Git, ref: str, message: str, sdist: Path) -> None:
         said = importer.stderr.read().decode(errors="replace")
     if importer.returncode:
         lines = said.strip().splitlines()
-        if atomic.says_disk_full(lines):
+        if atomic.says_disk_full(lines, repository.folder):
             raise atomic.disk_full_error(repository.folder)
         raise GitError(
             f"git fast-import failed with status {importer.returncode}",
@@ -276,7 +264,7 @@ def from_git(pin: Pin, sdist: Path, url: str, cache: Cache) -> SourceTree:
         )  # fmt: skip
         if fetched.returncode:
             said = redacted(fetched.stderr.decode(errors="replace")).strip().splitlines()
-            if atomic.says_disk_full(said):
+            if atomic.says_disk_full(said, cache.repository):
                 raise atomic.disk_full_error(cache.repository)
             raise SourceMismatchError(
                 f"tag {pin.tag} cannot be fetched",

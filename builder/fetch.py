@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from pathlib import Path
 
 from builder import atomic, package_index
 from builder.console import bytes_progress, say
+from builder.digests import sha256_of
 from builder.errors import HashMismatchError, PackageIndexError
 from builder.locations import UPSTREAM_DISTRIBUTION, Cache
 from builder.package_index import IndexSettings, ReleaseFile
@@ -15,18 +14,6 @@ from builder.pin import Pin, PinnedFile
 
 CHUNK = 1 << 20
 RESUMES = 6  # broken connections tolerated for one file in one run
-
-
-def sha256_of(path: Path) -> str:
-    """Return the file's sha256 (hex); a file that did not change is read once in a run."""
-    stat = path.stat()
-    return _sha256(path, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-
-
-@functools.cache
-def _sha256(path: Path, *_identity: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cached_path(cache: Cache, file: PinnedFile) -> Path:

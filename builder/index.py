@@ -29,6 +29,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from builder import atomic, metadata
+from builder.digests import sha256_of
 from builder.errors import AuditError, VersionExistsError
 from builder.wheel_archive import dist_info_of
 
@@ -182,8 +183,8 @@ def _refuse_other_bytes(index: Path, wheel: Path, name: _WheelName) -> str | Non
     ours: str | None = None
     for held in _same_version(index, name):
         if ours is None:
-            ours = _sha256(wheel)
-        theirs = _sha256(held)
+            ours = sha256_of(wheel)
+        theirs = sha256_of(held)
         if held.name != wheel.name or theirs != ours:
             raise VersionExistsError(
                 f"the index holds another wheel of {name.project} {name.version} for that machine",
@@ -266,11 +267,6 @@ def _require_agreement(core: bytes, name: _WheelName, wheel: Path) -> None:
         )
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _write_pages(folder: Path) -> None:
     """Bring the project's pages, then the channel's, up to date with what is there."""
     known = {wheel.path.name: wheel for wheel in _read_page(folder)}
@@ -302,7 +298,7 @@ def _describe(path: Path, known: ListedWheel | None) -> ListedWheel:
         project=path.parent.name,
         version=str(_parse(path).version),
         size=status.st_size,
-        sha256=known.sha256 if known is not None and unchanged else _sha256(path),
+        sha256=known.sha256 if known is not None and unchanged else sha256_of(path),
         metadata_sha256=hashlib.sha256(core).hexdigest(),
         requires_python=next(iter(metadata.parse(core.decode()).values("Requires-Python")), None),
         uploaded=uploaded,

@@ -6,9 +6,7 @@ configured for. Nobody's credentials are printed.
 
 from __future__ import annotations
 
-import ast
 import ipaddress
-import os
 import re
 import shlex
 import subprocess
@@ -18,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from builder.locations import DISTRIBUTION
+from builder.pip_configuration import pip_configuration
 
 PUBLIC_PLACEHOLDER = "PUBLIC_INDEX"
 PRIVATE_PLACEHOLDER = "PRIVATE_INDEX"
@@ -94,32 +93,13 @@ def has_credentials(url: str) -> bool:
 
 def public_index() -> PublicIndex:
     """Ask pip which index it is configured for, now and with this environment's variables."""
-    if configured := _configured_url():
+    if configured := pip_configuration().get("index-url"):
         return PublicIndex(configured, configured=True)
     # pip has no public way to tell its default. A host name of ours could go stale unnoticed.
     said = subprocess.run(
         [sys.executable, "-c", _PIP_DEFAULT], capture_output=True, text=True, check=False
     )
     return PublicIndex(said.stdout.strip() or None, configured=False)
-
-
-def _configured_url() -> str | None:
-    said = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if said.returncode:  # no pip in this environment (uv makes such): its variable still counts
-        return os.environ.get("PIP_INDEX_URL")
-    values: dict[str, str] = {}
-    for line in said.stdout.splitlines():
-        key, separator, value = line.partition("=")
-        section, _, name = key.rpartition(".")
-        if separator and name == "index-url":
-            values[section] = str(ast.literal_eval(value))
-    # `pip config list` sorts by name; what `pip install` obeys is this order.
-    return next((values[s] for s in (":env:", "install", "global") if values.get(s)), None)
 
 
 def _untrusted_host(url: str) -> str | None:

@@ -6,11 +6,7 @@ are honoured by requests. pypi-simple reads the pages, HTML or JSON.
 
 from __future__ import annotations
 
-import ast
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from builder.errors import PackageIndexError
+from builder.pip_configuration import pip_configuration
 
 if TYPE_CHECKING:
     import requests
@@ -54,30 +51,11 @@ def redacted(text: str) -> str:
 
 @cache
 def pip_settings() -> IndexSettings:
-    """Ask pip for its configuration (``pip config list``), environment included; once a run.
+    """Return pip's settings, asked from pip once a run.
 
     :raises PackageIndexError: no index of it is one over HTTP.
     """
-    run = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    values: dict[str, str] = {}
-    if run.returncode == 0:
-        listed = [line.partition("=") for line in run.stdout.splitlines()]
-        # Versions of pip differ in the order of this list; a later kind overrides an earlier one.
-        for section in ("global", "download", "install", ":env:"):
-            for key, _, value in listed:
-                if key.startswith(f"{section}."):
-                    values[key.rpartition(".")[2]] = str(ast.literal_eval(value))
-    else:  # no pip in this environment (uv makes such): its variables still count
-        values = {
-            name.removeprefix("PIP_").lower().replace("_", "-"): value
-            for name, value in os.environ.items()
-            if name.startswith("PIP_")
-        }
+    values = pip_configuration()
     from pypi_simple import PYPI_SIMPLE_ENDPOINT  # noqa: PLC0415 - slow to import
 
     configured = [values.get("index-url") or PYPI_SIMPLE_ENDPOINT]

@@ -20,8 +20,9 @@ from builder.audit import Audit, audit
 from builder.checkout import SourceTree, from_git, from_sdist, using_repository
 from builder.classify import Mode, ModeChoice, TouchedPath, choose_mode, touched_paths
 from builder.console import say
+from builder.digests import sha256_of
 from builder.errors import AuditError
-from builder.fetch import fetch, sha256_of
+from builder.fetch import fetch
 from builder.locations import Cache, Project
 from builder.pin import Pin, load, save
 from builder.repack import WheelInputs, repack

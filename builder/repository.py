@@ -86,18 +86,19 @@ class Git:
         """Run ``git arguments`` and return its stdout.
 
         :raises GitError: git failed; the message holds what it said.
+        :raises DiskFullError: it found no space.
         """
         result = self.attempt(*arguments, stdin=stdin, environment=environment, network=network)
         if result.returncode:
             said = result.stderr.decode(errors="replace").strip().splitlines()
-            atomic_hint = any("No space left" in line for line in said)
+            if atomic.says_disk_full(said, self.folder):
+                raise atomic.disk_full_error(self.folder)
             raise GitError(
                 f"git {arguments[0]} failed with status {result.returncode}",
                 where=str(self.folder),
                 details=tuple(said[-12:]),
-                next_step="free some space and run again"
-                if atomic_hint
-                else "read git's message above; `python -m builder clean` makes the cache anew",
+                next_step="read git's message above; `python -m builder clean` deletes the cache, "
+                "which is made anew",
             )
         return result.stdout
 

@@ -191,7 +191,7 @@ def _environment(wanted: Sequence[str], cache: Cache) -> Path:
 def _call(command: Sequence[str], what: str) -> None:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
-        if atomic.says_disk_full(run.stderr.splitlines()):
+        if atomic.says_disk_full(run.stderr.splitlines(), Path(command[0])):
             raise atomic.disk_full_error(Path(command[0]))
         raise BuildFailedError(
             f"{what} cannot be made (status {run.returncode})",
@@ -267,7 +267,7 @@ def _build(
         return Path(builder.build("wheel", scratch / "out", settings))
     except (build.BuildBackendException, build.BuildException, subprocess.CalledProcessError) as e:
         lines = log.read_text(errors="replace").strip().splitlines()
-        if atomic.says_disk_full(lines):
+        if atomic.says_disk_full(lines, scratch):
             raise atomic.disk_full_error(scratch) from e
         raise BuildFailedError(
             f"upstream's build failed: {type(e).__name__}",

@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from builder import package_index
+from builder import package_index, pip_configuration
 from tests.build import madeup
 from tests.build.package_server import Fault
 
@@ -178,7 +178,9 @@ def test_pips_environment_outranks_its_files(make_user, index, tmp_path, monkeyp
         returncode = 0
         stdout = f":env:.index-url='{index.url}'\nglobal.index-url='http://127.0.0.1:9/global/'\n"
 
-    monkeypatch.setattr(package_index.subprocess, "run", lambda *_, **__: Listed)  # pip 23's order
+    monkeypatch.setattr(
+        pip_configuration.subprocess, "run", lambda *_, **__: Listed
+    )  # pip 23's order
     assert package_index.pip_settings.__wrapped__().urls == (index.url,)
 
 

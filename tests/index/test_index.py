@@ -287,7 +287,7 @@ def test_a_wheel_that_changes_under_our_hands(wheel, tmp_path, monkeypatch):
     index = tmp_path / "index"
     held = sha256(publish(index, wheel, channel="stable").path)
     other = write_wheel(tmp_path / "other", "0.20.2+glm5.1", {"vllm/__init__.py": "changed"})
-    monkeypatch.setattr("builder.index._sha256", lambda _: held)
+    monkeypatch.setattr("builder.index.sha256_of", lambda _: held)
     with pytest.raises(AuditError, match="changed while"):
         publish(index, other)
     assert list_wheels(index, "staging") == ()
