@@ -84,6 +84,25 @@ def _tree(applied, commit, cache):
 
 
 @pytest.fixture(scope="session")
+def setuptools_wheel(cache):
+    """A setuptools that upstream's build wants, from the user's own index; kept in the cache."""
+    folder = cache.root / "test-wheels"
+    if not list(folder.glob("setuptools-*.whl")):
+        scratch = folder / f".tmp-{os.getpid()}"
+        run = subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary",
+             ":all:", "--dest", str(scratch), "setuptools>=77.0.3,<81.0.0"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if run.returncode:
+            pytest.skip(f"no setuptools from the package index: {run.stderr[-300:]}")
+        for wheel in scratch.glob("*.whl"):
+            wheel.rename(folder / wheel.name)
+        scratch.rmdir()
+    return next(folder.glob("setuptools-*.whl"))
+
+
+@pytest.fixture(scope="session")
 def base_tree(applied, cache):
     """The release's own source tree, unpatched."""
     return _tree(applied, applied.base, cache)

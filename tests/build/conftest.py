@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from builder.locations import default_cache
 from tests.build import madeup
 from tests.build.package_server import PackageServer
 from tests.commands import ROOT
@@ -97,25 +96,6 @@ class User:
     @property
     def tag(self) -> str:
         return next((self.project / "upstream").glob("*.toml")).stem
-
-
-@pytest.fixture(scope="session")
-def setuptools_wheel():
-    """A setuptools that upstream's build wants, from the user's own index; kept in the cache."""
-    folder = default_cache().root / "test-wheels"
-    if not list(folder.glob("setuptools-*.whl")):
-        scratch = folder / f".tmp-{os.getpid()}"
-        run = subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary",
-             ":all:", "--dest", str(scratch), "setuptools>=77.0.3,<81.0.0"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if run.returncode:
-            pytest.skip(f"no setuptools from the package index: {run.stderr[-300:]}")
-        for wheel in scratch.glob("*.whl"):
-            wheel.rename(folder / wheel.name)
-        scratch.rmdir()
-    return next(folder.glob("setuptools-*.whl"))
 
 
 @pytest.fixture(scope="session")

@@ -71,6 +71,14 @@ def record_figure():
     return record
 
 
+@pytest.fixture(scope="module")
+def figure(request):
+    """Call with a name and a value of the sparse kernels."""
+    from sparse_ops import figures_of
+
+    return figures_of(request.config)
+
+
 @pytest.fixture(scope="session")
 def gguf_models(tmp_path_factory):
     from gguf_suite import Models, call

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -71,6 +72,28 @@ class PoisonedTorch:
         tensor = torch.empty(*args, **kwargs)
         tensor.view(-1).view(torch.uint8).fill_(0xFF)
         return tensor
+
+
+def poisoned(name: str) -> Iterator[ModuleType]:
+    """Give the operations' module with a torch of which nothing may be left unwritten."""
+    module = load(name)
+    plain = module.torch
+    module.torch = PoisonedTorch()
+    yield module
+    module.torch = plain
+
+
+def gpu_marks() -> list[object]:
+    """What every test on a GPU is marked with."""
+    import pytest
+    import torch
+
+    return [
+        pytest.mark.gpu,
+        pytest.mark.timeout(120),
+        pytest.mark.filterwarnings("default"),
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    ]
 
 
 class Figures:

@@ -20,8 +20,6 @@ torch = pytest.importorskip("torch")
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from sparse_ops import figures_of  # noqa: E402
-
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(400),
@@ -31,11 +29,6 @@ pytestmark = [
 OURS = {"backend": "TRITON_MLA_SPARSE", "indexer": "triton"}
 UPSTREAMS = {"backend": "FLASHMLA_SPARSE", "indexer": "deep_gemm"}
 SEQUENCES = 4
-
-
-@pytest.fixture(scope="module")
-def figure(request):
-    return figures_of(request.config)
 
 
 @pytest.fixture(scope="module")

@@ -10,30 +10,16 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_ops import PoisonedTorch, error, figures_of, load  # noqa: E402
+from sparse_ops import error, gpu_marks, poisoned  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = gpu_marks()
 H, D, PAGE = 32, 128, 64
 NATIVE = [False, True]
 
 
 @pytest.fixture(scope="module")
 def ops():
-    module = load("triton_mqa_logits")
-    plain = module.torch
-    module.torch = PoisonedTorch()
-    yield module
-    module.torch = plain
-
-
-@pytest.fixture(scope="module")
-def figure(request):
-    return figures_of(request.config)
+    yield from poisoned("triton_mqa_logits")
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_ops import PoisonedTorch, error, figures_of, load, reference  # noqa: E402
+from sparse_ops import error, gpu_marks, poisoned, reference  # noqa: E402
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-]
+pytestmark = gpu_marks()
 BOUND = {"bfloat16": 5e-3, "float16": 1e-3}
 SCALE = 0.0625
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
@@ -25,16 +20,7 @@ INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
 @pytest.fixture(scope="module")
 def ops():
-    module = load("triton_sparse_mla")
-    plain = module.torch
-    module.torch = PoisonedTorch()
-    yield module
-    module.torch = plain
-
-
-@pytest.fixture(scope="module")
-def figure(request):
-    return figures_of(request.config)
+    yield from poisoned("triton_sparse_mla")
 
 
 def case(tokens, heads, topk, dtype, *, rope=64, rows=65_536, page=64, seed=0):

@@ -8,7 +8,6 @@ version), entry_points.txt byte by byte.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,7 +17,7 @@ import pytest
 
 from builder import metadata
 from builder.errors import BuilderError, UnfaithfulModeError
-from builder.locations import default_cache
+from tests.build.madeup import write
 
 VERSION = "9.1.0+glm5.1"
 
@@ -175,28 +174,10 @@ CASES = {
 }  # fmt: skip
 
 
-def write(folder, tree):
-    for path, text in tree.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(text.encode())
-
-
 @pytest.fixture(scope="session")
-def setuptools(folder):
-    """A setuptools that upstream's build wants, unpacked; its wheel is kept in the cache."""
-    kept = default_cache().root / "test-wheels"
-    if not list(kept.glob("setuptools-*.whl")):
-        run = subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary",
-             ":all:", "--dest", str(folder / "wheels"), "setuptools>=77.0.3,<81.0.0"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if run.returncode:
-            pytest.skip(f"no setuptools from the package index: {run.stderr[-300:]}")
-        kept.mkdir(parents=True, exist_ok=True)
-        for wheel in (folder / "wheels").glob("*.whl"):
-            shutil.copy(wheel, kept)
-    with zipfile.ZipFile(next(kept.glob("setuptools-*.whl"))) as archive:
+def setuptools(folder, setuptools_wheel):
+    """The setuptools, unpacked."""
+    with zipfile.ZipFile(setuptools_wheel) as archive:
         archive.extractall(folder / "setuptools")
     return folder / "setuptools"
 
