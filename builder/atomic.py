@@ -34,7 +34,7 @@ def disk_full_error(where: Path) -> DiskFullError:
     return DiskFullError(
         f"no space left on the device ({free / 1e6:.0f} MB free); nothing was changed",
         where=str(where),
-        next_step="free some space, or set VLLM_GLM5_CACHE to a larger disk, and run again",
+        next_step="free some space, or write to a larger disk (VLLM_GLM5_CACHE, --out), and run again",
     )
 
 

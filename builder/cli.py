@@ -66,6 +66,8 @@ def build_command(
     as_json: Json = False,
 ) -> None:
     if project is not None:
+        if context.invoked_subcommand != "pin" and not project.is_dir():  # pin makes it
+            raise typer.BadParameter(f"--project: there is no folder {project}")
         State.project = Project(project.absolute())
     if context.invoked_subcommand is not None:
         return
@@ -270,10 +272,8 @@ def doctor_command(
 @app.command("clean")
 def clean_command() -> None:
     """Delete the cache: downloads, source repository, built wheels."""
-    import shutil  # noqa: PLC0415
-
-    shutil.rmtree(State.cache.root, ignore_errors=True)
-    typer.echo(f"{State.cache.root}: deleted")
+    kept = State.cache.clear()
+    typer.echo(f"{State.cache.root}: deleted" + (f", but for {', '.join(kept)}" if kept else ""))
 
 
 def main() -> int:
@@ -317,10 +317,22 @@ def _system_error(error: OSError) -> int:
     except BuilderError as full:
         return _failed(full.exit_code, f"error: {full}", full.as_dict())
     except OSError:
-        next_step = "check the path and its permissions"
-        facts = {"error": type(error).__name__, "exit_code": 1, "what": error.strerror or str(error),
+        text, next_step = str(error), "check the path and its permissions"
+        if not where and not _has_folder():
+            text, next_step = "the current folder is gone", "change to another one"
+        elif Path(str(where)).is_relative_to(State.cache.root):
+            next_step += ", or name another cache: VLLM_GLM5_CACHE"
+        facts = {"error": type(error).__name__, "exit_code": 1, "what": error.strerror or text,
                  "where": str(where), "details": [], "next": next_step}  # fmt: skip
-        return _failed(1, f"error: {error}\n  next: {next_step}", facts)
+        return _failed(1, f"error: {text}\n  next: {next_step}", facts)
+
+
+def _has_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _terminated(*_: object) -> NoReturn:

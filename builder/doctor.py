@@ -170,6 +170,8 @@ def _probe(python: Path) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         said_ = getattr(error, "stderr", None) or str(error)
+        if isinstance(error, ValueError | IndexError):
+            said_ = "it answers, and not as Python does"
         raise ToolchainError(
             "this interpreter does not run",
             where=str(python),

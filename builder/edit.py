@@ -42,8 +42,8 @@ def edit(applied: AppliedSeries, worktree: Path) -> Path:
         raise DirtyWorktreeError(
             "the folder holds other commits than the series",
             where=str(worktree),
-            next_step=f"python -m builder export --tag {applied.tag} --worktree {worktree}, or "
-            "remove the folder if they are not wanted",
+            next_step=f"python -m builder export --tag {applied.tag} --worktree "
+            f"{shlex.quote(str(worktree))}, or remove the folder if they are not wanted",
         )
     with new_clone(worktree) as clone:
         fill(clone, applied.repository, applied.tag, applied.base, applied.head)

@@ -155,7 +155,7 @@ class RevisionError(BuilderError):
 
 
 class SourceMismatchError(BuilderError):
-    """A git tag is not the pinned commit, or its tree is not the sdist's."""
+    """A git tag or a work tree is not the pinned release."""
 
     exit_code = 20
 

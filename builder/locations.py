@@ -36,6 +36,8 @@ class Cache:
     vllm.git     one repository for all releases
     wheels/      built wheels by the digest of their inputs
     audits/      results of audits by the sha256s of both wheels
+    series/      series that were applied, by the digest of their patches
+    logs/        what upstream's own build said last
     environments/ build environments by the digest of their requirements
     work/        scratch folders of running builds
     """
@@ -65,6 +67,32 @@ class Cache:
     @property
     def work(self) -> Path:
         return self.root / "work"
+
+    def clear(self) -> list[str]:
+        """Delete what is listed above; return the names of what else lies there, and stays.
+
+        A user may have named a folder as the cache that holds other things too.
+        """
+        import shutil  # noqa: PLC0415 - keeps --help quick
+
+        from builder import atomic  # noqa: PLC0415
+
+        made = ("downloads", "vllm.git", "wheels", "audits", "environments", "work", "series",
+                "logs", "test-trees", "test-environments", "test-wheels")  # fmt: skip
+        for name in made:
+            folder = self.root / name
+            if folder.is_symlink():
+                folder.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in (*made, "git", "export"):
+            (self.root / f"{name}.lock").unlink(missing_ok=True)
+        atomic.clear_up(self.root)
+        if not self.root.exists():
+            return []
+        if kept := sorted(path.name for path in self.root.iterdir()):
+            return kept
+        self.root.rmdir()
+        return []
 
 
 def default_project() -> Project:

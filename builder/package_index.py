@@ -67,11 +67,13 @@ def pip_settings() -> IndexSettings:
             where=", ".join(redacted(url) for url in configured),
             next_step="set PIP_INDEX_URL to one, then run the command again",
         )
-    return IndexSettings(
-        urls=urls,
-        ca_bundle=values.get("cert"),
-        timeout=float(values.get("default-timeout", values.get("timeout", 30))),
-    )
+    timeout = values.get("default-timeout", values.get("timeout", "30"))
+    if not re.fullmatch(r"\d+(\.\d+)?", timeout):
+        raise PackageIndexError(
+            f"pip is configured for a timeout of {timeout!r}, which is no number of seconds",
+            next_step="correct it: `python -m pip config list` shows it",
+        )
+    return IndexSettings(urls=urls, ca_bundle=values.get("cert"), timeout=float(timeout))
 
 
 @contextmanager

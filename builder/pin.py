@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,10 +68,16 @@ def load(pins: Path, tag: str) -> Pin:
     path = pins / f"{tag}.toml"
     if not path.is_file():
         known = ", ".join(pinned_tags(pins)) or "none"
+        if f"v{tag}" in pinned_tags(pins):
+            next_step = f"upstream's tag has a v: --tag v{tag}"
+        elif re.match(r"v\d", tag):
+            next_step = f"use a pinned tag, or write a pin with: python -m builder pin {tag}"
+        else:
+            next_step = "use a pinned tag, or pin a release: python -m builder pin v0.20.2"
         raise UnknownTagError(
             f"no pin for {tag!r} (pinned: {known})",
             where=str(pins),
-            next_step=f"use a pinned tag, or write a pin with: python -m builder pin {tag}",
+            next_step=next_step,
         )
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))

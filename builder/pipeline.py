@@ -278,7 +278,8 @@ def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInp
     from builder.wheel_name import dist_info_name  # noqa: PLC0415
 
     if not wheel.is_file():
-        raise AuditError("no such file", where=str(wheel), next_step="give the path of a wheel")
+        what = "no file" if wheel.exists() else "no such file"
+        raise AuditError(what, where=str(wheel), next_step="give the path of a wheel")
     tag, revision = tag_of(wheel.name)
     pin, _, applied = applied_series(tag, project, cache)
     arch = next((a for a in pin.wheels if wheel.name.endswith(f"{a}.whl")), "x86_64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 
 from builder import revision
@@ -18,7 +19,8 @@ from builder.series import Series
 
 def _install_lines(built: Built) -> tuple[str, ...]:
     if not built.staged or built.index is None:
-        return (f"pip install {built.wheel}", f"uv pip install {built.wheel}")
+        wheel = shlex.quote(str(built.wheel))
+        return (f"pip install {wheel}", f"uv pip install {wheel}")
     from builder.install_lines import install_lines  # noqa: PLC0415 - asks pip
 
     return install_lines((built.index / "staging").as_uri(), built.version)

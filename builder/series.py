@@ -7,6 +7,7 @@ releases share: ``../common/NNNN-subject.patch``. The number is a patch's identi
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +73,8 @@ def read_series(project: Project, tag: str) -> Series:
         raise UnknownTagError(
             f"no series for {tag!r} (there are: {known})",
             where=str(file),
-            next_step=f"make one from the nearest release, or an empty one: mkdir -p {folder} && "
-            f"touch {file}",
+            next_step=f"make one from the nearest release, or an empty one: "
+            f"{shlex.join(['mkdir', '-p', str(folder)])} && {shlex.join(['touch', str(file)])}",
         )
     series_journal.finish(folder)
     entries, faults = _parse(file, folder)
