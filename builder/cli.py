@@ -166,10 +166,10 @@ def export_command(
         else:
             plan = pipeline.plan_from_worktree(tag, folder, State.project, State.cache)
         if not check:
+            if folder is not None:
+                stopped_edit.forget(folder)  # first: its record is of the series as it was
             if not plan.is_noop:
                 export.write_export(plan)
-            if folder is not None:
-                stopped_edit.forget(folder)
     if check:
         export.check_export(plan)
         typer.echo(f"{tag}: {len(plan.patches)} patches are what an export writes")

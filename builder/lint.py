@@ -55,6 +55,8 @@ def lint_patch(patch: Patch) -> Iterator[str]:
         short = [blob for blob in (change.old_blob, change.new_blob) if 0 < len(blob) < 40]
         if short:
             yield f"{change.path}: short blob ids in the index line (export writes full ones)"
+        if change.old_path is None and change.path.endswith((".rej", ".orig")):
+            yield f"{change.path}: a leftover of `git apply --reject`, or of another tool"
         if change.old_path is None and change.old_blob not in ("", NULL_BLOB):
             yield f"{change.path}: a new file with a pre-image blob"
 

@@ -90,6 +90,14 @@ def test_the_author_is_the_maintainers(fork, developer):
     assert "the author is Jane" in found
 
 
+def test_leftovers_of_a_conflict(fork, developer):
+    """`git add -A` after `git apply --reject` takes them into the commit, and the wheel ships them."""
+    changes = {"vllm/core.py.rej": "@@ -1 +1 @@\n", "vllm/a.py": "x = 1\n", "vllm/b.py.orig": "x\n"}
+    fork.put({"0001-x.patch": developer.patch(changes, "[Core] Start")})
+    found = list(lint.lint_patch(fork.patches()[0]))
+    assert [fault.partition(":")[0] for fault in found] == ["vllm/b.py.orig", "vllm/core.py.rej"]
+
+
 def test_short_blob_ids(fork, developer):
     data = developer.patch({"vllm/new.py": "x = 1\n"})
     short = re.sub(

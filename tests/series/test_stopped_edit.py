@@ -86,6 +86,7 @@ def test_conflict_edit_fix_export_apply(conflicting):
     assert applied.repository.text("rev-parse", f"{applied.head}^{{tree}}") == (
         user.git("rev-parse", "HEAD^{tree}").decode().strip()
     )
+    assert not (user.folder / ".git" / "vllm-glm5").exists()
     fork.run("export", "--tag", TAG, "--check")
     assert "nothing changed" in fork.run("export", "--tag", TAG).stdout
     assert fork.leftovers() == []
