@@ -180,15 +180,18 @@ def encode(name: str, shape, std: float, kind: str, rng):
     return gguf.quants.quantize(data, types[kind]), types[kind]
 
 
-def write_gguf(path: Path, config: dict, kind: str, seed: int = 0) -> None:
-    """A file of the kind F32, BF16, Q8_0 or Q4_K (with the mixture that Q4_K_M has)."""
+def write_gguf(path: Path, config: dict, kind: str, seed: int = 0, per_shard: int = 0) -> None:
+    """A file of the kind F32, BF16, Q8_0 or Q4_K (with the mixture that Q4_K_M has).
+
+    With `per_shard`, shards of so many tensors beside `path`, named as llama-gguf-split does.
+    """
     import gguf
 
     rng = np.random.default_rng(seed)
     tensors = {
         name: encode(name, shape, std, kind, rng) for name, (shape, std) in shapes(config).items()
     }
-    writer = gguf.GGUFWriter(path, "glm-dsa")
+    writer = gguf.GGUFWriter(path, "glm-dsa", split_max_tensors=per_shard)
     c, arch = config, "glm-dsa"
     for key, value in {
         "block_count": c["num_hidden_layers"] + c["num_nextn_predict_layers"],

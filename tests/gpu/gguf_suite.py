@@ -107,9 +107,15 @@ class Models:
             gguf_model.write_gguf(path, self.config, written)
         return path
 
-    def first_shard(self) -> Path | None:
-        shards = sorted(self.reference.glob("*-split/*.gguf")) if self.reference else []
-        return shards[0] if shards else None
+    def first_shard(self) -> Path:
+        """The Q8_0 model as a set of shards."""
+        if self.reference is not None:
+            return min(self.reference.glob("*-split/*.gguf"))
+        folder = self.folder / "split"
+        if not folder.exists():
+            folder.mkdir()
+            gguf_model.write_gguf(folder / "generated.gguf", self.config, "Q8_0", per_shard=20)
+        return min(folder.glob("*.gguf"))
 
     def checkpoint(self, kind: str) -> Path:
         """A Hugging Face folder with the weights that the file holds."""
