@@ -28,34 +28,37 @@ BROKEN = set(json.loads(os.environ.get("TUNE_BROKEN", "[]")))
 ROWS = [(8, 1), (8, 16), (8, 64), (8, 256), (8, 2048), (64, 1), (64, 16), (64, 64), (64, 2048)]
 
 
-def config(block_h, block_n, num_warps, num_stages):
+def config(block_h, block_n, num_warps, num_stages, nested=False):
     return {
         "block_h": block_h,
         "block_n": block_n,
         "num_warps": num_warps,
         "num_stages": num_stages,
+        "nested": nested,
     }
 
 
 FEW = [
+    config(16, 16, 2, 3),
+    config(16, 16, 2, 4),
+    config(16, 16, 4, 3),
     config(16, 32, 4, 2),
     config(16, 32, 4, 3),
-    config(16, 32, 8, 2),
     config(16, 32, 8, 3),
-    config(16, 32, 8, 4),
-    config(16, 32, 8, 5),
+    config(16, 64, 4, 2),
+    config(16, 64, 4, 3),
     config(16, 64, 8, 2),
     config(16, 64, 8, 3),
-    config(16, 16, 4, 4),
 ]
 MANY = [
-    config(64, 32, 8, 2),
+    config(64, 64, 8, 2, nested=True),
+    config(64, 32, 8, 3, nested=True),
     config(64, 32, 8, 3),
-    config(64, 32, 8, 4),
-    config(64, 64, 8, 2),
-    config(64, 64, 8, 1),
-    config(32, 32, 8, 3),
-    config(16, 32, 8, 3),
+    config(32, 32, 4, 2),
+    config(32, 32, 4, 3),
+    config(32, 64, 8, 2),
+    config(16, 16, 2, 3),
+    config(16, 32, 4, 3),
 ]
 INDEXER = [
     {"block_n": n, "block_q": q, "step_q": s, "num_warps": w, "num_stages": st}

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 from references import assert_close, sparse_mla_reference  # noqa: E402
 
 SCALE = 0.06
+# The loop in both of its forms.
+forms = pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
 
@@ -28,8 +30,8 @@ def poisoned_cache(blocks: int, page: int, width: int, named: set[int], seed: in
     return cache
 
 
-def run(ops, q, cache, indices, *, splits=1, block_h=16, block_n=32, **kwargs):
-    config = ops.SparseMLAConfig(block_h, block_n, 4, 2)
+def run(ops, q, cache, indices, *, splits=1, block_h=16, block_n=32, nested=False, **kwargs):
+    config = ops.SparseMLAConfig(block_h, block_n, 4, 2, nested=nested)
     rope = cache.shape[-1] - 512
     return ops.sparse_mla_forward(
         q[..., :512],
@@ -54,20 +56,23 @@ def check(ops, q, cache, indices, lists, **kwargs):
     return out, lse
 
 
+@forms
 @pytest.mark.parametrize("splits", [1, 3], ids="splits{}".format)
 @pytest.mark.parametrize(
     ("tokens", "heads", "rope", "topk"),
     [(1, 6, 64, 128), (2, 1, 64, 100), (2, 12, 0, 96), (1, 20, 64, 64), (1, 64, 64, 64)],
 )
-def test_heads_tokens_and_widths(sparse_mla, tokens, heads, rope, topk, splits):
+def test_heads_tokens_and_widths(sparse_mla, tokens, heads, rope, topk, splits, nested):
     rng = random.Random(heads)
     lists = [[rng.randrange(300) for _ in range(topk)] for _ in range(tokens)]
     cache = poisoned_cache(5, 64, 512 + rope, {n for names in lists for n in names})
-    check(sparse_mla, queries(tokens, heads, rope), cache, lists, lists, splits=splits)
+    q = queries(tokens, heads, rope)
+    check(sparse_mla, q, cache, lists, lists, splits=splits, nested=nested)
 
 
+@forms
 @pytest.mark.parametrize("splits", [1, 4], ids="splits{}".format)
-def test_padding_anywhere(sparse_mla, splits):
+def test_padding_anywhere(sparse_mla, splits, nested):
     """All invalid; first tiles invalid; holes; duplicates count twice; short prefill row."""
     topk = 128
     lists = [[], [3, 9], [7, 8, 9], [5] * 6 + [2], list(range(10))]
@@ -79,13 +84,15 @@ def test_padding_anywhere(sparse_mla, splits):
         list(range(10)) + [-1] * (topk - 10),
     ]
     cache = poisoned_cache(1, 64, 576, {n for names in lists for n in names})
-    out, lse = check(sparse_mla, queries(5, 6), cache, indices, lists, splits=splits)
+    q = queries(5, 6)
+    out, lse = check(sparse_mla, q, cache, indices, lists, splits=splits, nested=nested)
     assert (out[0] == 0).all()
     assert (lse[0] == -torch.inf).all()
 
 
+@forms
 @pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
-def test_indices_that_name_no_row(sparse_mla, paged):
+def test_indices_that_name_no_row(sparse_mla, paged, nested):
     """None may be read: each would fault on a card or bring in another request's rows."""
     page, blocks = 4, 6
     end = page * blocks
@@ -94,7 +101,8 @@ def test_indices_that_name_no_row(sparse_mla, paged):
     lists = [[2], []]
     q = queries(2, 6)
     if not paged:
-        check(sparse_mla, q, poisoned_cache(blocks, page, 576, {2}), indices, lists)
+        cache = poisoned_cache(blocks, page, 576, {2})
+        check(sparse_mla, q, cache, indices, lists, nested=nested)
         return
     # Position 2 of the second request lies in block 3; other entries name no block.
     table = torch.tensor([[INT_MIN, -1, 0, 0, 0, 0], [3, -1, blocks, INT_MAX, INT_MIN, 5]])
@@ -109,14 +117,16 @@ def test_indices_that_name_no_row(sparse_mla, paged):
         indices,
         req_id=torch.tensor([1, 1], dtype=torch.int32),
         block_table=table.to(torch.int32),
+        nested=nested,
     )
     expected, expected_lse = sparse_mla_reference(q, {row: cache[3, 2]}, [[row], []], SCALE)
     assert_close(out, expected, 1e-3, "out")
     assert_close(lse, expected_lse, 1e-5, "lse")
 
 
+@forms
 @pytest.mark.parametrize("splits", [1, 2], ids="splits{}".format)
-def test_block_table_of_each_request(sparse_mla, splits):
+def test_block_table_of_each_request(sparse_mla, splits, nested):
     """Tokens of two requests, interleaved, through tables that share no block."""
     page, rng = 8, random.Random(3)
     blocks = rng.sample(range(40), 20)
@@ -135,9 +145,33 @@ def test_block_table_of_each_request(sparse_mla, splits):
         indices,
         lists,
         splits=splits,
+        nested=nested,
         req_id=torch.tensor(req_id, dtype=torch.int32),
         block_table=table,
     )
+
+
+@forms
+def test_block_numbers_beyond_16_bits(sparse_mla, nested):
+    """The nested form reads the block table by halves: both must count, and their signs."""
+    page, blocks = 1, 70_000
+    names = [69_999, 65_536 + 5, 40_000, 5]  # upper half set; lower half with its sign bit; plain
+    cache = poisoned_cache(blocks, page, 512, set(names))
+    table = torch.tensor([[*names, 65_535 + blocks, -1]], dtype=torch.int32)
+    q = queries(1, 6, rope=0)
+    out, lse = run(
+        sparse_mla,
+        q,
+        cache,
+        [[0, 1, 2, 3, 4, 5] + [-1] * 26],
+        nested=nested,
+        req_id=torch.tensor([0], dtype=torch.int32),
+        block_table=table,
+    )
+    rows = {n: cache[n, 0] for n in names}
+    expected, expected_lse = sparse_mla_reference(q, rows, [names], SCALE)
+    assert_close(out, expected, 1e-3, "out")
+    assert_close(lse, expected_lse, 1e-5, "lse")
 
 
 def test_strided_cache_and_queries(sparse_mla):
@@ -163,7 +197,8 @@ def test_strided_cache_and_queries(sparse_mla):
     assert_close(lse, expected_lse, 1e-5, "lse")
 
 
-def test_rows_beyond_two_to_the_31_elements(sparse_mla):
+@forms
+def test_rows_beyond_two_to_the_31_elements(sparse_mla, nested):
     """An int32 element offset would wrap from row 3,728,271 on."""
     blocks = 2**31 // (64 * 576) + 10
     cache = torch.empty(blocks, 64, 576, dtype=torch.float16)  # touched pages alone become memory
@@ -172,7 +207,7 @@ def test_rows_beyond_two_to_the_31_elements(sparse_mla):
     for n in names:
         cache[n // 64, n % 64] = torch.randn(576, generator=torch.Generator().manual_seed(n % 97))
     indices = [[*names, *[-1] * 29]]
-    check(sparse_mla, queries(1, 6), cache, indices, [names])
+    check(sparse_mla, queries(1, 6), cache, indices, [names], nested=nested)
 
 
 def test_batch_invariant_results_do_not_depend_on_the_batch(sparse_mla):
@@ -237,6 +272,7 @@ def test_older_cards_are_refused(sparse_mla):
     [
         ({"cache": torch.zeros(1, 64, 576)}, "float16 or bfloat16, got torch.float32"),
         ({"cache": torch.zeros(1, 64, 512, dtype=torch.float16)}, "cache must be"),
+        ({"cache": torch.zeros(1, 48, 576, dtype=torch.float16)}, "power of two, got 48"),
         ({"indices": torch.zeros(1, 32, dtype=torch.int64)}, "contiguous int32"),
         ({"req_id": torch.zeros(1, dtype=torch.int32)}, "go together"),
     ],
