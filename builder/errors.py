@@ -170,3 +170,33 @@ class ExportMismatchError(BuilderError):
     """The patch files are not what an export would write."""
 
     exit_code = 22
+
+
+class ReportRefused(BuilderError):  # noqa: N818 - the word that the policy, its users and docs use
+    """A GPU report does not let this wheel into that channel; ``what`` is the reason."""
+
+    exit_code = 23
+
+
+class SignatureRefused(ReportRefused):
+    """A signature is missing, altered, expired, by a key nobody allowed, or for another purpose."""
+
+    exit_code = 24
+
+
+class PolicyError(BuilderError):
+    """The policy file is malformed, or names a channel that it does not define."""
+
+    exit_code = 25
+
+
+class GateFailedError(BuilderError):
+    """The GPU suite did not pass; the report was written and says why."""
+
+    exit_code = 26
+
+
+class EnvironmentMismatchError(BuilderError):
+    """What an environment imports is not the content of the wheel under test."""
+
+    exit_code = 27

@@ -15,7 +15,7 @@ UPSTREAM_DISTRIBUTION = "vllm"
 
 @dataclass(frozen=True)
 class Project:
-    """The folders that are versioned: pins and patches."""
+    """What is versioned: pins, patches, the GPU suite and the policy that its reports meet."""
 
     root: Path
 
@@ -26,6 +26,14 @@ class Project:
     @property
     def patches(self) -> Path:
         return self.root / "patches"
+
+    @property
+    def suite(self) -> Path:
+        return self.root / "tests" / "gpu"
+
+    @property
+    def policy(self) -> Path:
+        return self.root / "ci" / "policy.toml"
 
 
 @dataclass(frozen=True)

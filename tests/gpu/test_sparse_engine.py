@@ -142,6 +142,8 @@ def right_logits(engine, model, figure, name, **changes) -> float:
 
 @pytest.fixture(scope="module")
 def upstreams_score(engine, model, figure) -> float:
+    if torch.cuda.get_device_capability()[0] not in {9, 10}:
+        pytest.skip("upstream's sparse backend does not serve this card")
     return right_logits(engine, model, figure, "upstream bfloat16 eager", **UPSTREAMS)
 
 
