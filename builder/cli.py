@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from builder import cli_gate
 from builder.classify import Mode
 from builder.errors import BuilderError
 from builder.locations import Cache, Project, default_cache, default_project
@@ -274,6 +275,9 @@ def clean_command() -> None:
     """Delete the cache: downloads, source repository, built wheels."""
     kept = State.cache.clear()
     typer.echo(f"{State.cache.root}: deleted" + (f", but for {', '.join(kept)}" if kept else ""))
+
+
+cli_gate.register(app)
 
 
 def main() -> int:

@@ -1,0 +1,190 @@
+"""The commands of the GPU gate: test, wheelhouse, sign, check-report."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Capability = Annotated[
+    str | None,
+    typer.Option("--require-capability", help="Refuse another card: 12.0, 12.*, or >=9.0."),
+]
+Report = Annotated[Path, typer.Option("--report", help="The GPU report.")]
+REPORT = Path("gpu-report.json")
+
+
+def run_gate(
+    wheel: Annotated[
+        Path | None, typer.Argument(help="The wheel; with --wheelhouse its own by default.")
+    ] = None,
+    report: Report = REPORT,
+    python: Annotated[
+        str | None, typer.Option(help="Test in this environment instead of a clean one.")
+    ] = None,
+    wheelhouse: Annotated[
+        Path | None, typer.Option(help="Install from this folder and from nowhere else.")
+    ] = None,
+    require_capability: Capability = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Tests by pattern: test_mission.py::*")
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(min=1, help="Seconds for a test without a timeout mark.")
+    ] = 600,
+    key: Annotated[
+        Path | None, typer.Option(help="Sign the report with this SSH key, if it is a pass.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Test a wheel on this machine's GPU; write the report that publishing asks for."""
+    from builder import gate, signing  # noqa: PLC0415 - keeps --help quick
+    from builder import wheelhouse as houses  # noqa: PLC0415
+    from builder.cli import State  # noqa: PLC0415
+    from builder.errors import GateFailedError, HashMismatchError  # noqa: PLC0415
+
+    State.as_json = as_json
+    if python is not None and wheelhouse is not None:
+        raise typer.BadParameter("--python takes an environment, --wheelhouse makes one")
+    house = houses.read(wheelhouse) if wheelhouse is not None else None
+    if house is not None and wheel is not None and not _same_file(wheel, house.wheel_sha256):
+        raise HashMismatchError(
+            "not the wheel that the wheelhouse was made for",
+            where=str(wheel),
+            next_step=f"leave it out to test {house.wheel.name}, or make another wheelhouse",
+        )
+    tested = house.wheel if house is not None else wheel
+    if tested is None:
+        raise typer.BadParameter("give a wheel, or --wheelhouse")
+    request = gate.Request(
+        wheel=tested,
+        report=report.absolute(),
+        python=python,
+        wheelhouse=house,
+        capability=_range(require_capability),
+        only=tuple(only or ()),
+        time_limit=time_limit,
+    )
+    done = gate.run_gate(
+        request, house.project if house is not None else State.project, State.cache
+    )
+    lines = gate.summary(done)
+    if not done.passed:
+        raise GateFailedError(
+            lines[0], where=tested.name, details=(*lines[1:], f"report  {request.report}",
+            f"log     {request.log}"), next_step="read the log, mend the wheel, run the gate again",
+        )  # fmt: skip
+    signature = signing.sign(request.report, key, signing.REPORT) if key is not None else None
+    if as_json:
+        facts = {"passed": True, "report": str(request.report), "log": str(request.log),
+                 "signature": str(signature) if signature else None}  # fmt: skip
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    typer.echo("\n".join([*lines, f"report   {request.report}"]))
+    if signature is None:
+        typer.echo(f"sign it: python -m builder sign {request.report} --key KEY")
+    else:
+        typer.echo(f"signed   {signature}")
+
+
+def fill_wheelhouse(
+    wheel: Annotated[Path, typer.Argument(help="The wheel to test.")],
+    python: Annotated[str, typer.Option(help="The GPU machine's Python, such as 3.12.")],
+    out: Annotated[Path, typer.Option(help="The folder to fill.")],
+) -> None:
+    """Collect all that `test --wheelhouse` needs on a machine without a network."""
+    from builder import wheelhouse as houses  # noqa: PLC0415 - keeps --help quick
+    from builder.cli import State  # noqa: PLC0415
+
+    house = houses.collect(wheel, python, out, State.project)
+    files = list((out / "wheels").iterdir())
+    size = sum(path.stat().st_size for path in files)
+    typer.echo(f"{out}: {len(files)} wheels, {size / 1e6:.0f} MB, for Python {house.python}")
+    typer.echo(f"on the GPU machine: python -m builder test --wheelhouse {out}")
+
+
+def sign(
+    file: Annotated[Path, typer.Argument(help="A GPU report, or a wheel's provenance.")] = REPORT,
+    key: Annotated[Path | None, typer.Option(help="The private SSH key.")] = None,
+    kind: Annotated[str, typer.Option(help="What it is: report or provenance.")] = "report",
+    show_line: Annotated[
+        bool, typer.Option("--show-line", help="Print the key's line for ci/allowed_signers.")
+    ] = False,
+    principal: Annotated[str, typer.Option(help="The name in that line.")] = "gpu-gate",
+) -> None:
+    """Sign a report or provenance with an SSH key; the signature lies beside it as FILE.sig."""
+    from builder import gpu_report, signing  # noqa: PLC0415 - keeps --help quick
+    from builder.errors import ReportRefused  # noqa: PLC0415
+
+    if kind not in signing.NAMESPACES:
+        raise typer.BadParameter(f"--kind is one of {', '.join(signing.NAMESPACES)}")
+    if key is None:
+        raise typer.BadParameter("give --key, the path of an SSH key")
+    namespace = signing.NAMESPACES[kind]
+    if show_line:
+        typer.echo(signing.allowed_signers_line(key, principal, namespace))
+        return
+    if not file.is_file():
+        raise ReportRefused(
+            "no such file", where=str(file), next_step="python -m builder test WHEEL"
+        )
+    if kind == "report":
+        gpu_report.parse(file.read_bytes(), str(file))
+    typer.echo(f"signed   {signing.sign(file, key, namespace)}")
+
+
+def check_report(
+    wheel: Annotated[Path, typer.Argument(help="The wheel that is to be published.")],
+    report: Report = REPORT,
+    channel: Annotated[str, typer.Option(help="A channel of ci/policy.toml.")] = "stable",
+    policy: Annotated[Path | None, typer.Option(help="Default: ci/policy.toml.")] = None,
+    require_capability: Capability = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether a report lets a wheel into a channel, and if not, why not."""
+    from builder import gate  # noqa: PLC0415 - keeps --help quick
+    from builder import policy as policies  # noqa: PLC0415
+    from builder.cli import State  # noqa: PLC0415
+
+    State.as_json = as_json
+    rules = policies.load(policy or State.project.policy, State.project.suite)
+    wanted = _range(require_capability)
+    verdict = policies.require_report(rules.channel(channel), wheel, report, datetime.now(UTC))
+    if wanted is not None:
+        gate.require_capability(verdict.report, wanted, str(report))
+    signer = verdict.signer.principal if verdict.signer else None
+    if as_json:
+        facts = {"channel": channel, "wheel": verdict.wheel_sha256, "signer": signer}
+        typer.echo(json.dumps(facts, indent=1))
+    else:
+        by = f", signed by {signer}" if signer else ""
+        typer.echo(f"{report}: lets {wheel.name} into {channel}{by}")
+
+
+def _range(text: str | None) -> SpecifierSet | None:
+    from builder import policy  # noqa: PLC0415 - keeps --help quick
+
+    try:
+        return policy.capability_range(text) if text is not None else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _same_file(path: Path, sha256: str) -> bool:
+    from builder.fetch import sha256_of  # noqa: PLC0415 - keeps --help quick
+
+    return path.is_file() and sha256_of(path) == sha256
+
+
+def register(app: typer.Typer) -> None:
+    app.command("test")(run_gate)
+    app.command("wheelhouse")(fill_wheelhouse)
+    app.command("sign")(sign)
+    app.command("check-report")(check_report)

@@ -1,0 +1,149 @@
+"""The gate's plugin for pytest: writes what happens, one JSON object a line, as it happens.
+
+pytest-reportlog writes such a file too, but no line when a test starts: which test hangs or took
+the process along could not be told from it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LONGEST = 400  # characters of a reason
+
+_events = os.open(os.environ["VLLM_GLM5_GATE_EVENTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+_job: dict[str, Any] = json.loads(
+    Path(os.environ["VLLM_GLM5_GATE_JOB"]).read_text(encoding="utf-8")
+)
+_parent = os.dup(0)  # before pytest puts /dev/null there
+
+faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True)
+
+
+def _follow_parent() -> None:
+    """End with the gate, however that ends: nothing may stay behind on the GPU."""
+    while os.read(_parent, 1024):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _say(event: str, **facts: object) -> None:
+    os.write(_events, (json.dumps({"event": event, **facts}) + "\n").encode())
+
+
+def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
+    """Return what a person needs to read of a failure or a skip, on one line."""
+    longrepr = report.longrepr
+    if isinstance(longrepr, tuple):
+        text = str(longrepr[2])
+    elif crash := getattr(longrepr, "reprcrash", None):
+        text = str(crash.message)
+    else:
+        text = str(longrepr or "")
+    for folder in _job["folders"]:
+        text = text.replace(folder, "")
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    if report.when == "collect":  # pytest gives a whole traceback: what was raised is enough
+        lines = [line[1:].strip() for line in lines if line.startswith("E ")] or lines
+    return " | ".join(filter(None, lines))[:_LONGEST]
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.outcome = "passed"
+        self.reason = ""
+        self.seconds = 0.0
+        self.session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.session = session
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "timeout(seconds): the gate ends the test after this")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            _say("uncollected", name=report.nodeid, skipped=report.skipped, reason=_reason(report))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        _say("collected", tests=[[item.nodeid, _limit(item)] for item in items])
+        left_out = [item for item in items if not _wanted(item.nodeid)]
+        items[:] = [item for item in items if _wanted(item.nodeid)]
+        config.hook.pytest_deselected(items=left_out)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.outcome, self.reason, self.seconds = "passed", "", 0.0
+        _say("start", name=nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds += report.duration
+        if report.failed:
+            where = "" if report.when == "call" else f"{report.when}: "
+            if self.outcome != "failed":
+                self.outcome, self.reason = "failed", where + _reason(report)
+            # An error of CUDA stays with its process; the other tests get a new one.
+            if self.session is not None:
+                self.session.shouldstop = "a test failed: the rest runs in a new process"
+        elif report.skipped and self.outcome == "passed":
+            self.outcome = "skipped"
+            self.reason = getattr(report, "wasxfail", None) or _reason(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        _say("end", name=nodeid, outcome=self.outcome, reason=self.reason, seconds=self.seconds,
+             figures=_figures())  # fmt: skip
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        files = {
+            name: os.path.realpath(getattr(sys.modules[name], "__file__", None) or "")
+            for name in _job["packages"]
+            if name in sys.modules
+        }
+        _say("done", status=int(exitstatus), imported=files)
+
+
+def _figures() -> dict[str, Any]:
+    """Return all figures that this process has put on record so far."""
+    try:
+        return dict(json.loads(Path(os.environ["VLLM_GLM5_FIGURES"]).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _wanted(name: str) -> bool:
+    """The job names tests after the first process, patterns or nothing before."""
+    if _job["tests"] is not None:
+        return name in _job["tests"]
+    return not _job["only"] or any(name == p or fnmatchcase(name, p) for p in _job["only"])
+
+
+def _limit(item: pytest.Item) -> float | None:
+    """Return the seconds of a mark of pytest-timeout, which the suite is written for."""
+    marker = item.get_closest_marker("timeout")
+    if marker is None:
+        return None
+    given = marker.args[0] if marker.args else marker.kwargs.get("timeout")
+    return float(given) if given else None
+
+
+gate = Gate()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(gate, "vllm-glm5-gate-hooks")
