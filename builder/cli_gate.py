@@ -77,9 +77,10 @@ def run_gate(
     )
     lines = gate.summary(done)
     if not done.passed:
+        files = [f"report  {request.report}", *([f"log     {request.log}"] if done.tests else [])]
         raise GateFailedError(
-            lines[0], where=tested.name, details=(*lines[1:], f"report  {request.report}",
-            f"log     {request.log}"), next_step="read the log, mend the wheel, run the gate again",
+            lines[0], where=tested.name, details=(*lines[1:], *files),
+            next_step="mend what the report names, then run the gate again",
         )  # fmt: skip
     signature = signing.sign(request.report, key, signing.REPORT) if key is not None else None
     if as_json:

@@ -48,7 +48,7 @@ def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
     """Return what a person needs to read of a failure or a skip, on one line."""
     longrepr = report.longrepr
     if isinstance(longrepr, tuple):
-        text = str(longrepr[2])
+        text = str(longrepr[2]).removeprefix("Skipped: ")
     elif crash := getattr(longrepr, "reprcrash", None):
         text = str(crash.message)
     else:
