@@ -115,21 +115,24 @@ def sign(
     file: Annotated[Path, typer.Argument(help="A GPU report, or a wheel's provenance.")] = REPORT,
     key: Annotated[Path | None, typer.Option(help="The private SSH key.")] = None,
     kind: Annotated[str, typer.Option(help="What it is: report or provenance.")] = "report",
+    sigstore: Annotated[
+        bool, typer.Option("--sigstore", help="Sign with this machine's identity instead.")
+    ] = False,
     show_line: Annotated[
         bool, typer.Option("--show-line", help="Print the key's line for ci/allowed_signers.")
     ] = False,
     principal: Annotated[str, typer.Option(help="The name in that line.")] = "gpu-gate",
 ) -> None:
-    """Sign a report or provenance with an SSH key; the signature lies beside it as FILE.sig."""
-    from builder import gpu_report, signing  # noqa: PLC0415 - keeps --help quick
+    """Sign a report or provenance; the signature lies beside it as FILE.sig."""
+    from builder import gpu_report, signing, sigstore_signing  # noqa: PLC0415 - keeps --help quick
     from builder.errors import ReportRefused  # noqa: PLC0415
 
     if kind not in signing.NAMESPACES:
         raise typer.BadParameter(f"--kind is one of {', '.join(signing.NAMESPACES)}")
-    if key is None:
-        raise typer.BadParameter("give --key, the path of an SSH key")
+    if (key is None) != sigstore:
+        raise typer.BadParameter("give --key, the path of an SSH key, or --sigstore")
     namespace = signing.NAMESPACES[kind]
-    if show_line:
+    if show_line and key is not None:
         typer.echo(signing.allowed_signers_line(key, principal, namespace))
         return
     if not file.is_file():
@@ -138,7 +141,8 @@ def sign(
         )
     if kind == "report":
         gpu_report.parse(file.read_bytes(), str(file))
-    typer.echo(f"signed   {signing.sign(file, key, namespace)}")
+    done = sigstore_signing.sign(file) if key is None else signing.sign(file, key, namespace)
+    typer.echo(f"signed   {done}")
 
 
 def check_report(

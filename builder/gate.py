@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from builder import atomic, environment, gpu_report, gpu_suite, policy, signing
+from builder import atomic, environment, gpu_report, gpu_suite, policy, signing, sigstore_signing
 from builder.console import say
 from builder.environment import Content, Environment
 from builder.errors import AuditError, ReportRefused
@@ -90,7 +90,8 @@ def run_gate(request: Request, project: Project, cache: Cache) -> GpuReport:
             why = asked.get("error", "torch finds none")
             done = replace(blank, faults=(f"no GPU that can be used: {why}",))
         finished = replace(done, finished=_now())
-    signing.signature_path(request.report).unlink(missing_ok=True)  # it was over another report
+    for stale in (signing.signature_path, sigstore_signing.bundle_path):
+        stale(request.report).unlink(missing_ok=True)  # it was over another report
     atomic.write_bytes(request.report, gpu_report.render(finished))
     return finished
 

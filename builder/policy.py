@@ -14,15 +14,16 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from builder import gpu_report, signing
+from builder import gpu_report, signing, sigstore_signing
 from builder.errors import PolicyError, ReportRefused, SignatureRefused
 from builder.gpu_report import BAD, GpuReport, Outcome
 from builder.locations import Project
+from builder.sigstore_signing import Identity
 
 SKEW = timedelta(minutes=5)  # how far the GPU machine's clock may be ahead of ours
 
 _KEYS = frozenset({"capability", "required-tests", "may-skip", "max-age-days", "signers",
-                   "signature"})  # fmt: skip
+                   "sigstore", "signature"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class Channel:
     :param capability: which compute capabilities count, in PEP 440's words (``>=9.0``).
     :param required_tests: patterns of test names; each must match, and what it matches must pass.
     :param may_skip: patterns of required tests that may be skipped, such as those for two GPUs.
-    :param signers: principals of the allowed-signers file; empty where no signature is asked for.
+    :param signers: principals of the allowed-signers file.
+    :param sigstore: identities whose sigstore bundle counts instead; without them and without
+        signers, no signature is asked for.
     :param policy_sha256: of the policy file that a report must carry, as must it ``suite_hash``.
     """
 
@@ -42,6 +45,7 @@ class Channel:
     may_skip: tuple[str, ...]
     max_age: timedelta
     signers: tuple[str, ...]
+    sigstore: tuple[Identity, ...]
     allowed_signers: Path
     policy_sha256: str
     suite_hash: str
@@ -76,6 +80,7 @@ class Verdict:
 
     :param wheel_sha256: of the wheel as it was read; publish nothing else.
     :param signer: None where the channel asks for no signature.
+    :param signature_suffix: what the signature's name adds to the report's.
     """
 
     channel: str
@@ -84,6 +89,7 @@ class Verdict:
     signer: signing.Signer | None
     report_bytes: bytes
     signature_bytes: bytes | None
+    signature_suffix: str = signing.SUFFIX
 
 
 def load(path: Path, suite: Path) -> Policy:
@@ -126,7 +132,11 @@ def _channel(
     if signature == "none" and name.startswith("stable"):
         raise ValueError(f"{name}: a stable channel always requires a signature")
     signers = _strings(table.get("signers", []))
-    if (signature == "required") != bool(signers):
+    identities = tuple(
+        Identity(_string(item["identity"]), _string(item["issuer"]))
+        for item in table.get("sigstore", [])
+    )
+    if (signature == "required") != bool(signers or identities):
         raise ValueError(
             f"{name}: signers are listed where a signature is required, and only there"
         )
@@ -140,6 +150,7 @@ def _channel(
         may_skip=_strings(table.get("may-skip", [])),
         max_age=timedelta(days=float(table["max-age-days"])),
         signers=signers,
+        sigstore=identities,
         allowed_signers=allowed,
         policy_sha256=sha256,
         suite_hash=suite_hash,
@@ -177,14 +188,9 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
     """
     where = str(report)
     data = _read(report)
-    signature = None
-    signer = None
-    if channel.signers:  # first: nothing else that unsigned bytes say is worth a word
-        signature = _read_signature(report, channel)
-        signer = signing.verify(
-            data, signature, channel.allowed_signers, signing.REPORT,
-            principals=channel.signers, now=now, where=where,
-        )  # fmt: skip
+    # First: nothing else that unsigned bytes say is worth a word.
+    signed = _verified(channel, report, data, now)
+    signer, signature, suffix = signed or (None, None, signing.SUFFIX)
     found = gpu_report.parse(data, where)
     with wheel.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -203,7 +209,7 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
             details=tuple(faults[1:]),
             next_step=f"python -m builder test {wheel}",
         )
-    return Verdict(channel.name, sha256, found, signer, data, signature)
+    return Verdict(channel.name, sha256, found, signer, data, signature, suffix)
 
 
 def _read(report: Path) -> bytes:
@@ -215,16 +221,30 @@ def _read(report: Path) -> bytes:
         ) from error
 
 
-def _read_signature(report: Path, channel: Channel) -> bytes:
-    path = signing.signature_path(report)
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise SignatureRefused(
-            f"the report is not signed, and {channel.name} requires it",
-            where=str(path),
-            next_step=f"on the machine that tested it: python -m builder sign {report} --key KEY",
-        ) from error
+def _verified(
+    channel: Channel, report: Path, data: bytes, now: datetime
+) -> tuple[signing.Signer, bytes, str] | None:
+    """Return signer, signature and its suffix; None where the channel asks for none."""
+    where = str(report)
+    if not channel.signers and not channel.sigstore:
+        return None
+    key, bundle = signing.signature_path(report), sigstore_signing.bundle_path(report)
+    if channel.signers and key.is_file():
+        signature = key.read_bytes()
+        signer = signing.verify(
+            data, signature, channel.allowed_signers, signing.REPORT,
+            principals=channel.signers, now=now, where=where,
+        )  # fmt: skip
+        return signer, signature, signing.SUFFIX
+    if channel.sigstore and bundle.is_file():
+        signature = bundle.read_bytes()
+        signer = sigstore_signing.verify(data, signature, channel.sigstore, where)
+        return signer, signature, sigstore_signing.SUFFIX
+    raise SignatureRefused(
+        f"the report is not signed, and {channel.name} requires it",
+        where=str(key if channel.signers else bundle),
+        next_step=f"on the machine that tested it: python -m builder sign {report} --key KEY",
+    )
 
 
 def check(channel: Channel, report: GpuReport, now: datetime) -> list[str]:

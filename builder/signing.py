@@ -20,6 +20,7 @@ from builder.errors import SignatureRefused, ToolchainError
 
 REPORT = "gpu-report@vllm-glm5"
 PROVENANCE = "provenance@vllm-glm5"
+SUFFIX = ".sig"
 NAMESPACES = {"report": REPORT, "provenance": PROVENANCE}
 
 
@@ -32,7 +33,7 @@ class Signer:
 
 
 def signature_path(file: Path) -> Path:
-    return file.with_name(f"{file.name}.sig")
+    return file.with_name(f"{file.name}{SUFFIX}")
 
 
 def sign(file: Path, key: Path, namespace: str) -> Path:

@@ -80,7 +80,7 @@ def index_variables() -> dict[str, str]:
     from builder import package_index  # noqa: PLC0415 - slow to import
 
     settings = package_index.pip_settings()
-    ours = {"UV_DEFAULT_INDEX": settings.urls[0], "UV_NATIVE_TLS": "1"}
+    ours = {"UV_DEFAULT_INDEX": settings.urls[0], "UV_NATIVE_TLS": "1", "UV_SYSTEM_CERTS": "1"}
     if len(settings.urls) > 1:
         ours["UV_INDEX"] = " ".join(settings.urls[1:])
     return {name: value for name, value in ours.items() if name not in os.environ}

@@ -112,6 +112,7 @@ def public_index() -> dict[str, str]:
     return {
         "UV_DEFAULT_INDEX": package_index.pip_settings().urls[0],
         "UV_NATIVE_TLS": "1",
+        "UV_SYSTEM_CERTS": "1",
         "UV_LINK_MODE": "copy",
     }
 
