@@ -72,6 +72,8 @@ def run_gate(
         only=tuple(only or ()),
         time_limit=time_limit,
     )
+    if key is not None:
+        signing.require_key(key)
     done = gate.run_gate(
         request, house.project if house is not None else State.project, State.cache
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from builder.locations import Cache, Project
 from builder.wheelhouse import Wheelhouse
 
 DEFAULT_LIMIT = 600.0
+_PAUSES = 1.0, 2.0  # seconds: memory of what was killed is not free at once
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def run_gate(request: Request, project: Project, cache: Cache) -> GpuReport:
         env = environment.inside(_environment(request, suite, scratch), scratch)
         content = environment.verify(env, request.wheel.name, file)
         say(f"content: {', '.join(content.packages)} is what {request.wheel.name} holds")
+        # Two suites on one card take each other's memory.
+        stack.enter_context(atomic.exclusive(cache.root / "gpu", "this machine's GPU"))
         asked = environment.probe(env, "gpu")
         blank = GpuReport(
             wheel_name=request.wheel.name,
@@ -170,6 +174,15 @@ def _say_machine(machine: Machine) -> None:
         f"triton {machine.triton or '?'}, Python {machine.python or '?'}")  # fmt: skip
 
 
+def _lost(env: Environment, before: Machine) -> str:
+    """Return why the cards are not all there any more, or nothing."""
+    answer = environment.probe(env, "gpu")
+    if "error" in answer:
+        return str(answer["error"])
+    now = environment.machine(answer).gpus
+    return "" if now == before.gpus else f"{len(now)} of {len(before.gpus)} answer"
+
+
 def _run(
     request: Request,
     env: Environment,
@@ -184,13 +197,12 @@ def _run(
     request.log.write_bytes(b"")
 
     def gpu_lost() -> str:
-        answer = environment.probe(env, "gpu")
-        if "error" in answer:
-            return str(answer["error"])
-        now = environment.machine(answer).gpus
-        return (
-            "" if now == blank.machine.gpus else f"{len(now)} of {len(blank.machine.gpus)} answer"
-        )
+        why = ""
+        for pause in (0.0, *_PAUSES):
+            time.sleep(pause)
+            if not (why := _lost(env, blank.machine)):
+                break
+        return why
 
     run = gpu_suite.run_suite(
         gpu_suite.Suite(

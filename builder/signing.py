@@ -42,7 +42,21 @@ def sign(file: Path, key: Path, namespace: str) -> Path:
     :returns: the signature beside the file.
     :raises ToolchainError: ssh-keygen is missing, or cannot use the key.
     """
-    run = _ssh_keygen(["-Y", "sign", "-f", str(key), "-n", namespace], file.read_bytes())
+    target = signature_path(file)
+    atomic.write_bytes(target, _signature(file.read_bytes(), key, namespace))
+    return target
+
+
+def require_key(key: Path) -> None:
+    """Sign something that counts for nothing, before half an hour of work relies on the key.
+
+    :raises ToolchainError: ssh-keygen is missing, or cannot use the key.
+    """
+    _signature(b"", key, "trial@vllm-glm5")
+
+
+def _signature(data: bytes, key: Path, namespace: str) -> bytes:
+    run = _ssh_keygen(["-Y", "sign", "-f", str(key), "-n", namespace], data)
     if run.returncode or not run.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
         raise ToolchainError(
             "ssh-keygen did not sign with that key",
@@ -50,9 +64,7 @@ def sign(file: Path, key: Path, namespace: str) -> Path:
             details=tuple(run.stderr.decode(errors="replace").splitlines()),
             next_step="give --key the path of a private key (ssh-keygen -t ed25519 makes one)",
         )
-    target = signature_path(file)
-    atomic.write_bytes(target, run.stdout)
-    return target
+    return run.stdout
 
 
 def allowed_signers_line(key: Path, principal: str, namespace: str) -> str:

@@ -179,10 +179,13 @@ def test_a_gate_that_is_ended_leaves_nothing_behind(lab, end):
 
 @pytest.mark.parametrize("how", ["raise RuntimeError('CUDA error')", "os._exit(1)"])
 def test_a_lost_gpu_ends_the_run(lab, how):
-    lost = (
-        f"import json, os\ndef test_lost():\n    json.dump([{{'lost': True}}],"
-        f"open(os.environ['FAKE_GPU'], 'w'))\n    {how}"
-    )
+    lost = f"""
+        import json, os
+        def test_lost():
+            with open(os.environ['FAKE_GPU'], 'w') as file:
+                json.dump([{{'lost': True}}], file)
+            {how}
+    """
     lab.write("test_a_lost.py", lost)
     done = lab.test()
     assert done.returncode == GATE_FAILED
@@ -290,3 +293,53 @@ def test_a_signed_report_goes_through_to_the_channel(lab):
     assert "the report is not signed" in done.stderr
     lab.command("sign", lab.report_path, "--key", key)
     assert "test_bad.py::test_bad: failed" in lab.command(*check).stderr
+
+
+def test_a_key_that_cannot_sign_is_told_before_the_run(lab):
+    done = lab.test("--key", lab.folder / "missing")
+    assert done.returncode == 14
+    assert "did not sign" in done.stderr
+    assert "GPU:" not in done.stderr
+
+
+def test_two_gates_take_turns(lab):
+    """Each suite insists that it is alone on the card."""
+    mark = lab.folder / "mark"
+    lab.write(
+        "test_alone.py",
+        f"import pathlib, time\ndef test_alone():\n    mark = pathlib.Path({str(mark)!r})\n"
+        "    mark.touch(exist_ok=False)\n    time.sleep(4)\n    mark.unlink()",
+    )
+    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
+               lab.wheel, "--python", lab.python, "--report"]  # fmt: skip
+    gates = [
+        subprocess.Popen([*command, lab.folder / f"{number}.json"], env=lab.variables,
+                         stderr=subprocess.PIPE, text=True)
+        for number in range(2)
+    ]  # fmt: skip
+    said = [gate.communicate(timeout=90)[1] for gate in gates]
+    assert [gate.returncode for gate in gates] == [0, 0], said
+    assert sum("waiting: another process is at work on this machine's GPU" in text
+               for text in said) == 1  # fmt: skip
+
+
+def test_memory_that_is_freed_late_is_no_lost_gpu(lab):
+    """The card answers again a moment after the test that had it full was killed."""
+    lab.write(
+        "test_a_full.py",
+        """
+        import json, os, subprocess, sys
+        BACK = "import json, os, sys, time; time.sleep(1.5); open(sys.argv[1], 'w').write(sys.argv[2])"
+        def test_full():
+            path = os.environ["FAKE_GPU"]
+            cards = open(path).read()
+            left = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_GLM5")}
+            subprocess.Popen([sys.executable, "-c", BACK, path, cards], env=left,
+                             start_new_session=True)
+            with open(path, "w") as file:
+                json.dump([{"lost": True}], file)
+            os._exit(1)
+        """,
+    )
+    lab.test()
+    assert lab.outcomes == {"test_a_full.py::test_full": "crash"} | GOOD_TESTS

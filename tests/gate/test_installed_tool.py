@@ -16,7 +16,7 @@ from tests.commands import ROOT
 from tests.gate.lab import UV, Lab, public_index
 
 # What `builder test` imports; the rest of the tool's dependencies is for other commands.
-RUN_TIME = ["typer", "packaging"]
+RUN_TIME = ["typer", "packaging", "filelock"]
 
 
 @pytest.fixture(scope="module")
