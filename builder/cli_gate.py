@@ -39,6 +39,9 @@ def run_gate(
     time_limit: Annotated[
         float, typer.Option(min=1, help="Seconds for a test without a timeout mark.")
     ] = 600,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Run so many processes side by side on the card.")
+    ] = 1,
     key: Annotated[
         Path | None, typer.Option(help="Sign the report with this SSH key, if it is a pass.")
     ] = None,
@@ -71,6 +74,7 @@ def run_gate(
         capability=_range(require_capability),
         only=tuple(only or ()),
         time_limit=time_limit,
+        jobs=jobs,
     )
     if key is not None:
         signing.require_key(key)

@@ -22,6 +22,7 @@ from builder import atomic, environment, gpu_report, gpu_suite, policy, signing,
 from builder.console import say
 from builder.environment import Content, Environment
 from builder.errors import AuditError, ReportRefused
+from builder.gpu_process import Suite
 from builder.gpu_report import GpuReport, Machine, Outcome
 from builder.locations import Cache, Project
 from builder.wheelhouse import Wheelhouse
@@ -39,6 +40,7 @@ class Request:
     :param capability: refuse a machine with another card before anything runs.
     :param only: patterns of test names, such as ``test_sparse_kernels.py::*``; empty for all.
     :param time_limit: seconds for a test that has no timeout mark of its own.
+    :param jobs: how many processes run tests side by side; the card must hold as many engines.
     """
 
     wheel: Path
@@ -48,6 +50,7 @@ class Request:
     capability: SpecifierSet | None = None
     only: tuple[str, ...] = ()
     time_limit: float = DEFAULT_LIMIT
+    jobs: int = 1
 
     @property
     def log(self) -> Path:
@@ -205,7 +208,7 @@ def _run(
         return why
 
     run = gpu_suite.run_suite(
-        gpu_suite.Suite(
+        Suite(
             python=env.python,
             folder=suite,
             scratch=work,
@@ -213,6 +216,7 @@ def _run(
             packages=content.packages,
             only=request.only,
             limit=request.time_limit,
+            jobs=request.jobs,
             log=request.log,
             gpu_lost=gpu_lost,
         )

@@ -4,60 +4,19 @@ One process runs test after test, so that models and engines which tests share a
 a test that fails, hangs or takes the process along, the rest goes on in a new process: one broken
 engine spoils nothing else. (pytest-forked and one process a test would make every model anew;
 pytest-xdist replaces crashed workers, but neither ends a hang nor what it started.)
+
+With ``jobs`` above 1 several such lanes run side by side. A test with the mark ``alone`` (one that
+measures a rate, say) runs when all others have ended.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import signal
-import subprocess
-import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 
-from builder.console import say
-from builder.gpu_report import BAD, Figure, Outcome, TestResult
-
-OUTSIDE_LIMIT = 600.0  # seconds for what is no test: imports, collection, the end
-HEARTBEAT = 30.0  # seconds between two lines about a test that goes on
-PLUGIN = "vllm_glm5_gate"
-
-_POLL = 0.05
-_COOKIE = "VLLM_GLM5_GATE_RUN"
-_EVIDENCE = re.compile(
-    r"Fatal Python error|CUDA error|CUDA_ERROR|Xid|fallen off the bus|GPU is lost|out of memory"
-    r"|terminate called|Killed"
-)
-
-
-@dataclass(frozen=True)
-class Suite:
-    """What to run, and where.
-
-    :param folder: the suite, a copy that nobody else changes.
-    :param scratch: an empty folder; the working folder of the suite's processes.
-    :param variables: the environment of the interpreter under test.
-    :param packages: import packages whose files are to be named at the end.
-    :param only: patterns of test names; empty for all.
-    :param limit: seconds for a test without a timeout mark.
-    :param gpu_lost: asks whether the cards still answer; why not, or nothing.
-    """
-
-    python: Path
-    folder: Path
-    scratch: Path
-    variables: Mapping[str, str]
-    packages: tuple[str, ...]
-    only: tuple[str, ...]
-    limit: float
-    log: Path
-    gpu_lost: Callable[[], str]
+from builder.gpu_process import Process, Progress, Suite
+from builder.gpu_report import BAD, Outcome, TestResult
 
 
 @dataclass(frozen=True)
@@ -69,32 +28,16 @@ class SuiteRun:
     imported: Mapping[str, str]
 
 
-@dataclass
-class _Progress:
-    """What is known so far, over all processes of a run."""
-
-    limits: dict[str, float] = field(default_factory=dict)  # in order of collection
-    results: dict[str, TestResult] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    imported: dict[str, str] = field(default_factory=dict)
-    selected: list[str] = field(default_factory=list)
-
-
 def run_suite(suite: Suite) -> SuiteRun:
     """Run what is selected; each collected test has an outcome afterwards."""
-    progress = _Progress()
-    pending: list[str] | None = None
-    while pending is None or pending:
-        ended_before = len(progress.results)
-        clean = _Process(suite, progress, pending).run()
-        pending = [name for name in progress.selected if name not in progress.results]
-        if not clean and (why := suite.gpu_lost()):
-            _note_lost_gpu(progress, why)
-            break
-        if len(progress.results) == ended_before:
-            if not progress.faults and pending:
-                progress.faults.append("the suite's process ended before its next test")
-            break
+    progress = Progress()
+    if suite.jobs == 1:
+        _run_lane(suite, progress, None)
+    else:
+        suite.scratch.joinpath("collect").mkdir()
+        first = replace(suite, scratch=suite.scratch / "collect")
+        if Process(first, progress, None, collect=True).run():
+            _run_lanes(suite, progress)
     reason = "after what ended the run" if progress.faults else ""
     for name in progress.limits:
         if name not in progress.results:
@@ -108,244 +51,83 @@ def run_suite(suite: Suite) -> SuiteRun:
     )
 
 
-def _note_lost_gpu(progress: _Progress, why: str) -> None:
+def _run_lanes(suite: Suite, progress: Progress) -> None:
+    alone = [name for name in progress.selected if name in progress.alone]
+    shared = {name: progress.limits[name] for name in progress.selected if name not in alone}
+    lanes = share_out(shared, suite.jobs)
+    with ThreadPoolExecutor(max(len(lanes), 1)) as pool:
+        running = [
+            pool.submit(_run_lane, _lane(suite, number), progress, tests)
+            for number, tests in enumerate(lanes, start=1)
+        ]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+            for lane in running:
+                if lane.done():
+                    lane.result()
+        except BaseException:
+            progress.stop.set()
+            raise
+    if alone and not progress.stop.is_set():
+        _run_lane(_lane(suite, len(lanes) + 1), progress, alone)
+
+
+def _lane(suite: Suite, number: int) -> Suite:
+    """Give a lane a working folder and a log of its own: ``NAME.2.log``."""
+    scratch = suite.scratch / f"lane-{number}"
+    scratch.mkdir()
+    log = suite.log.with_suffix(f".{number}{suite.log.suffix}")
+    log.write_bytes(b"")
+    return replace(suite, scratch=scratch, log=log)
+
+
+def share_out(limits: Mapping[str, float], jobs: int) -> list[list[str]]:
+    """Divide tests into at most ``jobs`` lists of about the same total limit, in their order.
+
+    The tests of a file stay together where that is no longer than a fair share: they share models.
+    """
+    fair = sum(limits.values()) / jobs
+    files: dict[str, list[str]] = {}
+    for name in limits:
+        files.setdefault(name.partition("::")[0], []).append(name)
+    parts: list[list[str]] = []
+    for tests in files.values():
+        filled = fair  # a file begins a part of its own
+        for name in tests:
+            if filled + limits[name] > fair and (filled > 0):
+                parts.append([])
+                filled = 0.0
+            parts[-1].append(name)
+            filled += limits[name]
+    lanes: list[list[str]] = [[] for _ in range(jobs)]
+    for part in sorted(parts, key=lambda part: -sum(limits[name] for name in part)):
+        min(lanes, key=lambda lane: sum(limits[name] for name in lane)).extend(part)
+    order = list(limits)
+    return [sorted(lane, key=order.index) for lane in lanes if lane]
+
+
+def _run_lane(suite: Suite, progress: Progress, tests: Sequence[str] | None) -> None:
+    """Run tests in one process after another, until none is left or no card."""
+    pending = tests
+    while (pending is None or pending) and not progress.stop.is_set():
+        process = Process(suite, progress, pending)
+        clean = process.run()
+        mine = progress.selected if tests is None else tests
+        before, pending = pending, [name for name in mine if name not in progress.results]
+        if not clean and not progress.stop.is_set() and (why := suite.gpu_lost()):
+            _note_lost_gpu(progress, process.last, why)
+            return
+        if pending == before or process.last is None:
+            if not progress.faults and pending:
+                progress.faults.append("the suite's process ended before its next test")
+            return
+
+
+def _note_lost_gpu(progress: Progress, name: str | None, why: str) -> None:
+    progress.stop.set()
     progress.faults.append(f"the GPU was lost: {why}")
-    last = next(reversed(progress.results.values()), None)
+    last = progress.results.get(name or "")
     if last is not None and last.outcome in BAD:
         progress.results[last.name] = replace(
             last, outcome=Outcome.GPU_LOST, reason=f"{why} | {last.outcome}: {last.reason}"
         )
-
-
-class _Process:
-    """One pytest in a session of its own, followed through the events that its plugin writes."""
-
-    def __init__(self, suite: Suite, progress: _Progress, tests: Sequence[str] | None) -> None:
-        self.suite = suite
-        self.progress = progress
-        self.tests = tests
-        self.running: str | None = None
-        self.began = self.last_word = time.monotonic()
-        self.log_from = 0
-        self.clean = True
-        self.done: int | None = None
-        self.events = suite.scratch / "events"
-        self.figures_file = suite.scratch / "figures.json"
-        self.figures: dict[str, Figure] = {}
-        self.cookie = uuid.uuid4().hex
-
-    def run(self) -> bool:
-        """Follow the process to its end; False where something went wrong in it."""
-        job = self.suite.scratch / "job.json"
-        folders = [f"{self.suite.folder}/", f"{self.suite.scratch}/", f"{Path.home()}/"]
-        job.write_text(
-            json.dumps(
-                {"tests": self.tests, "only": self.suite.only, "packages": self.suite.packages,
-                 "folders": folders}
-            )
-        )  # fmt: skip
-        for left in (self.events, self.figures_file):
-            left.unlink(missing_ok=True)
-        (self.suite.scratch / "pytest.ini").write_text("[pytest]\n")
-        with self.suite.log.open("ab") as log:
-            process = subprocess.Popen(
-                self._command(), env=self._variables(job), cwd=self.suite.scratch,
-                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-            try:
-                self._follow(process)
-            finally:
-                _end_all(process, self.cookie)
-        return self.clean
-
-    def _command(self) -> list[str]:
-        scratch, folder = self.suite.scratch, self.suite.folder
-        return [
-            str(self.suite.python), "-m", "pytest", str(folder), "--rootdir", str(folder),
-            "-c", str(scratch / "pytest.ini"), "-p", PLUGIN, "-p", "no:cacheprovider",
-            "--basetemp", str(scratch / "tmp"), "-v", "--tb=short", "--color=no",
-        ]  # fmt: skip
-
-    def _variables(self, job: Path) -> dict[str, str]:
-        return {
-            **self.suite.variables,
-            "VLLM_GLM5_GATE_EVENTS": str(self.events),
-            "VLLM_GLM5_GATE_JOB": str(job),
-            "VLLM_GLM5_FIGURES": str(self.figures_file),
-            # The environment's other plugins are no part of the suite.
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            _COOKIE: self.cookie,
-        }
-
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        lines = _Lines(self.events)
-        self._rest(OUTSIDE_LIMIT)
-        while True:
-            code = process.poll()  # first: what it wrote before its end is read after it
-            for event in lines.new():
-                self._take(event)
-            if code is not None:
-                self._ended(code)
-                return
-            now = time.monotonic()
-            if now > self.deadline:
-                self._hangs(process)
-                return
-            if self.running and now - self.last_word > HEARTBEAT:
-                self.last_word = now
-                say(f"      {self.running}: {now - self.began:.0f} of at most {self.limit:.0f} s")
-            time.sleep(_POLL)
-
-    def _rest(self, limit: float) -> None:
-        self.limit = limit
-        self.began = self.last_word = time.monotonic()
-        self.deadline = self.began + limit
-
-    def _take(self, event: dict[str, Any]) -> None:
-        progress = self.progress
-        match event["event"]:
-            case "collected" if self.tests is None:
-                for name, limit in event["tests"]:
-                    progress.limits[name] = limit or self.suite.limit
-                progress.selected = [n for n in progress.limits if _selected(n, self.suite.only)]
-            case "uncollected" if event["skipped"]:
-                if self.tests is None:
-                    self._end(event["name"], Outcome.SKIPPED, 0.0, event["reason"], {})
-            case "uncollected":
-                self.clean = False
-                name, reason = event["name"] or "the suite", event["reason"]
-                progress.faults.append(f"{name} cannot be collected: {reason}")
-            case "start":
-                self.running = event["name"]
-                self.log_from = self.suite.log.stat().st_size
-                self._rest(progress.limits.get(self.running or "", self.suite.limit))
-            case "end":
-                self.running = None
-                outcome = Outcome(event["outcome"])
-                self._end(
-                    event["name"], outcome, event["seconds"], event["reason"], event["figures"]
-                )
-                self._rest(OUTSIDE_LIMIT)
-            case "done":
-                self.done = event["status"]
-                progress.imported |= event["imported"]
-
-    def _end(
-        self, name: str, outcome: Outcome, seconds: float, reason: str, figures: dict[str, Any]
-    ) -> None:
-        progress = self.progress
-        # A process hands over all its figures each time; those of this test are new or changed.
-        told = {key: _figure(value) for key, value in figures.items()}
-        new = {key: value for key, value in told.items()
-               if key not in self.figures or self.figures[key] != value}  # fmt: skip
-        self.figures |= told
-        progress.results[name] = TestResult(name, outcome, seconds, reason, new)
-        self.clean &= outcome not in BAD
-        total = len(progress.selected) or "?"
-        why = f": {reason}" if reason else ""
-        say(f"[{len(progress.results)}/{total}] {outcome} {seconds:.1f} s {name}{why}")
-
-    def _left_figures(self) -> dict[str, Any]:
-        """Return what a process that can no longer hand them over has put on record."""
-        try:
-            return dict(json.loads(self.figures_file.read_text()))
-        except (OSError, ValueError):
-            return {}
-
-    def _ended(self, code: int) -> None:
-        how = f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        if self.running is not None:
-            seconds = time.monotonic() - self.began
-            why = f"its process {how}{self._evidence()}"
-            self._end(self.running, Outcome.CRASH, seconds, why, self._left_figures())
-        elif self.done is None or code < 0:
-            self.clean = False
-            if not self.progress.faults:
-                self.progress.faults.append(
-                    f"the suite's process {how} outside of a test{self._evidence()}"
-                )
-
-    def _hangs(self, process: subprocess.Popen[bytes]) -> None:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGUSR1)  # the plugin writes all stacks into the log
-        time.sleep(1)
-        _end_all(process, self.cookie)
-        reason = f"not over after {self.limit:.0f} s; killed, its stacks are in the log"
-        if self.running is not None:
-            self._end(self.running, Outcome.HANG, self.limit, reason, self._left_figures())
-        else:
-            self.clean = False
-            self.progress.faults.append(f"the suite hangs outside of a test: {reason}")
-
-    def _evidence(self) -> str:
-        """Return what the log says about a death, if it says something that we know."""
-        with self.suite.log.open("rb") as log:
-            log.seek(self.log_from)
-            lines = log.read().decode(errors="replace").splitlines()
-        found = [line.strip() for line in lines if _EVIDENCE.search(line)]
-        return f": {found[0][:200]}" if found else ""
-
-
-class _Lines:
-    """Whole lines of a file that grows."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: IO[bytes] | None = None
-        self.rest = b""
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        if self.file is None:
-            if not self.path.exists():
-                return
-            self.file = self.path.open("rb")
-        *lines, self.rest = (self.rest + self.file.read()).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
-
-
-def _end_all(process: subprocess.Popen[bytes], cookie: str) -> None:
-    """Kill the process, its group, and whatever it started that left the group.
-
-    Engines start sessions of their own; what they all inherit is the environment.
-    """
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    needle = f"{_COOKIE}={cookie}".encode()
-    for _ in range(100):
-        left = list(_holders(needle))
-        if not left:
-            break
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.poll()
-        time.sleep(0.05)
-    process.wait()
-    if process.stdin:
-        process.stdin.close()
-
-
-def _holders(needle: bytes) -> Iterator[int]:
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                if needle in (folder / "environ").read_bytes().split(b"\0"):
-                    yield int(folder.name)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _selected(name: str, only: tuple[str, ...]) -> bool:
-    from fnmatch import fnmatchcase  # noqa: PLC0415
-
-    return not only or any(name == pattern or fnmatchcase(name, pattern) for pattern in only)
-
-
-def _figure(value: object) -> Figure:
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -72,6 +72,7 @@ class Gate:
         self.session = session
 
     def pytest_configure(self, config: pytest.Config) -> None:
+        config.addinivalue_line("markers", "alone: nothing else runs on the card meanwhile")
         config.addinivalue_line("markers", "timeout(seconds): the gate ends the test after this")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -82,7 +83,11 @@ class Gate:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        _say("collected", tests=[[item.nodeid, _limit(item)] for item in items])
+        alone = {item.nodeid for item in items if item.get_closest_marker("alone")}
+        _say(
+            "collected",
+            tests=[[item.nodeid, _limit(item), item.nodeid in alone] for item in items],
+        )
         left_out = [item for item in items if not _wanted(item.nodeid)]
         items[:] = [item for item in items if _wanted(item.nodeid)]
         config.hook.pytest_deselected(items=left_out)

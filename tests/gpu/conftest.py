@@ -22,6 +22,7 @@ FIGURES: dict[str, object] = {}
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "alone: measures, so nothing else may run on the card")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU and the built wheel")
 
 

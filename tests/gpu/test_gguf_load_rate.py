@@ -7,7 +7,7 @@ import json
 import pytest
 from gguf_suite import call
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(600)]
 
 # gate, up and down of the generated file are one size each; the largest slice of one rank is one.
 LARGEST_SLICE_SHARE = 1 / 3

@@ -1,0 +1,329 @@
+"""One process that runs tests of the GPU suite, followed from its start to its end.
+
+A plugin for pytest (``under_test/vllm_glm5_gate.py``) writes what happens; what it no longer can
+write, since the process is gone or hangs, is concluded here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from builder.console import say
+from builder.gpu_report import BAD, Figure, Outcome, TestResult
+
+OUTSIDE_LIMIT = 600.0  # seconds for what is no test: imports, collection, the end
+HEARTBEAT = 30.0  # seconds between two lines about a test that goes on
+PLUGIN = "vllm_glm5_gate"
+
+_POLL = 0.05
+_COOKIE = "VLLM_GLM5_GATE_RUN"
+_EVIDENCE = re.compile(
+    r"Fatal Python error|CUDA error|CUDA_ERROR|Xid|fallen off the bus|GPU is lost|out of memory"
+    r"|terminate called|Killed"
+)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What to run, and where.
+
+    :param folder: the suite, a copy that nobody else changes.
+    :param scratch: an empty folder; the working folder of the suite's processes.
+    :param variables: the environment of the interpreter under test.
+    :param packages: import packages whose files are to be named at the end.
+    :param only: patterns of test names; empty for all.
+    :param limit: seconds for a test without a timeout mark.
+    :param jobs: how many processes run tests at the same time.
+    :param gpu_lost: asks whether the cards still answer; why not, or nothing.
+    """
+
+    python: Path
+    folder: Path
+    scratch: Path
+    variables: Mapping[str, str]
+    packages: tuple[str, ...]
+    only: tuple[str, ...]
+    limit: float
+    jobs: int
+    log: Path
+    gpu_lost: Callable[[], str]
+
+
+@dataclass
+class Progress:
+    """What is known so far; shared by the threads of a run, each of which adds its own tests.
+
+    :param stop: set where nothing more is to be started, and what runs is to be ended.
+    """
+
+    limits: dict[str, float] = field(default_factory=dict)  # in order of collection
+    alone: set[str] = field(default_factory=set)
+    results: dict[str, TestResult] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    imported: dict[str, str] = field(default_factory=dict)
+    selected: list[str] = field(default_factory=list)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Process:
+    """One pytest in a session of its own.
+
+    :param tests: what it runs; None for all that are selected.
+    :param collect: only find out which tests there are.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        progress: Progress,
+        tests: Sequence[str] | None,
+        *,
+        collect: bool = False,
+    ) -> None:
+        self.suite = suite
+        self.progress = progress
+        self.tests = tests
+        self.collect = collect
+        self.last: str | None = None
+        self.running: str | None = None
+        self.began = self.last_word = time.monotonic()
+        self.log_from = 0
+        self.clean = True
+        self.done: int | None = None
+        self.events = suite.scratch / "events"
+        self.figures_file = suite.scratch / "figures.json"
+        self.figures: dict[str, Figure] = {}
+        self.cookie = uuid.uuid4().hex
+
+    def run(self) -> bool:
+        """Follow the process to its end; False where something went wrong in it."""
+        job = self.suite.scratch / "job.json"
+        folders = [f"{self.suite.folder}/", f"{self.suite.scratch}/", f"{Path.home()}/"]
+        job.write_text(
+            json.dumps(
+                {"tests": [] if self.collect else self.tests, "only": self.suite.only, "packages": self.suite.packages,
+                 "folders": folders}
+            )
+        )  # fmt: skip
+        for left in (self.events, self.figures_file):
+            left.unlink(missing_ok=True)
+        (self.suite.scratch / "pytest.ini").write_text("[pytest]\n")
+        with self.suite.log.open("ab") as log:
+            process = subprocess.Popen(
+                self._command(), env=self._variables(job), cwd=self.suite.scratch,
+                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+            try:
+                self._follow(process)
+            finally:
+                _end_all(process, self.cookie)
+        return self.clean
+
+    def _command(self) -> list[str]:
+        scratch, folder = self.suite.scratch, self.suite.folder
+        return [
+            str(self.suite.python), "-m", "pytest", str(folder), "--rootdir", str(folder),
+            "-c", str(scratch / "pytest.ini"), "-p", PLUGIN, "-p", "no:cacheprovider",
+            "--basetemp", str(scratch / "tmp"), "-v", "--tb=short", "--color=no",
+        ]  # fmt: skip
+
+    def _variables(self, job: Path) -> dict[str, str]:
+        return {
+            **self.suite.variables,
+            "VLLM_GLM5_GATE_EVENTS": str(self.events),
+            "VLLM_GLM5_GATE_JOB": str(job),
+            "VLLM_GLM5_FIGURES": str(self.figures_file),
+            # The environment's other plugins are no part of the suite.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            _COOKIE: self.cookie,
+        }
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> None:
+        lines = _Lines(self.events)
+        self._rest(OUTSIDE_LIMIT)
+        while True:
+            code = process.poll()  # first: what it wrote before its end is read after it
+            for event in lines.new():
+                self._take(event)
+            if code is not None:
+                self._ended(code)
+                return
+            now = time.monotonic()
+            if now > self.deadline:
+                self._hangs(process)
+                return
+            if self.progress.stop.is_set():
+                return
+            if self.running and now - self.last_word > HEARTBEAT:
+                self.last_word = now
+                say(f"      {self.running}: {now - self.began:.0f} of at most {self.limit:.0f} s")
+            time.sleep(_POLL)
+
+    def _rest(self, limit: float) -> None:
+        self.limit = limit
+        self.began = self.last_word = time.monotonic()
+        self.deadline = self.began + limit
+
+    def _take(self, event: dict[str, Any]) -> None:
+        progress = self.progress
+        match event["event"]:
+            case "collected" if self.tests is None:
+                for name, limit, alone in event["tests"]:
+                    progress.limits[name] = limit or self.suite.limit
+                    if alone:
+                        progress.alone.add(name)
+                progress.selected = [n for n in progress.limits if _selected(n, self.suite.only)]
+            case "uncollected" if event["skipped"]:
+                if self.tests is None:
+                    self._end(event["name"], Outcome.SKIPPED, 0.0, event["reason"], {})
+            case "uncollected":
+                self.clean = False
+                name, reason = event["name"] or "the suite", event["reason"]
+                progress.faults.append(f"{name} cannot be collected: {reason}")
+            case "start":
+                self.running = event["name"]
+                self.log_from = self.suite.log.stat().st_size
+                self._rest(progress.limits.get(self.running or "", self.suite.limit))
+            case "end":
+                self.running = None
+                outcome = Outcome(event["outcome"])
+                self._end(
+                    event["name"], outcome, event["seconds"], event["reason"], event["figures"]
+                )
+                self._rest(OUTSIDE_LIMIT)
+            case "done":
+                self.done = event["status"]
+                progress.imported |= event["imported"]
+
+    def _end(
+        self, name: str, outcome: Outcome, seconds: float, reason: str, figures: dict[str, Any]
+    ) -> None:
+        progress = self.progress
+        # A process hands over all its figures each time; those of this test are new or changed.
+        told = {key: _figure(value) for key, value in figures.items()}
+        new = {key: value for key, value in told.items()
+               if key not in self.figures or self.figures[key] != value}  # fmt: skip
+        self.figures |= told
+        self.last = name
+        progress.results[name] = TestResult(name, outcome, seconds, reason, new)
+        self.clean &= outcome not in BAD
+        total = len(progress.selected) or "?"
+        why = f": {reason}" if reason else ""
+        say(f"[{len(progress.results)}/{total}] {outcome} {seconds:.1f} s {name}{why}")
+
+    def _left_figures(self) -> dict[str, Any]:
+        """Return what a process that can no longer hand them over has put on record."""
+        try:
+            return dict(json.loads(self.figures_file.read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def _ended(self, code: int) -> None:
+        how = f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if self.running is not None:
+            seconds = time.monotonic() - self.began
+            why = f"its process {how}{self._evidence()}"
+            self._end(self.running, Outcome.CRASH, seconds, why, self._left_figures())
+        elif self.done is None or code < 0:
+            self.clean = False
+            if not self.progress.faults:
+                self.progress.faults.append(
+                    f"the suite's process {how} outside of a test{self._evidence()}"
+                )
+
+    def _hangs(self, process: subprocess.Popen[bytes]) -> None:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1)  # the plugin writes all stacks into the log
+        time.sleep(1)
+        _end_all(process, self.cookie)
+        reason = f"not over after {self.limit:.0f} s; killed, its stacks are in the log"
+        if self.running is not None:
+            self._end(self.running, Outcome.HANG, self.limit, reason, self._left_figures())
+        else:
+            self.clean = False
+            self.progress.faults.append(f"the suite hangs outside of a test: {reason}")
+
+    def _evidence(self) -> str:
+        """Return what the log says about a death, if it says something that we know."""
+        with self.suite.log.open("rb") as log:
+            log.seek(self.log_from)
+            lines = log.read().decode(errors="replace").splitlines()
+        found = [line.strip() for line in lines if _EVIDENCE.search(line)]
+        return f": {found[0][:200]}" if found else ""
+
+
+class _Lines:
+    """Whole lines of a file that grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: IO[bytes] | None = None
+        self.rest = b""
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        if self.file is None:
+            if not self.path.exists():
+                return
+            self.file = self.path.open("rb")
+        *lines, self.rest = (self.rest + self.file.read()).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+
+
+def _end_all(process: subprocess.Popen[bytes], cookie: str) -> None:
+    """Kill the process, its group, and whatever it started that left the group.
+
+    Engines start sessions of their own; what they all inherit is the environment.
+    """
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    needle = f"{_COOKIE}={cookie}".encode()
+    for _ in range(100):
+        left = list(_holders(needle))
+        if not left:
+            break
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.poll()
+        time.sleep(0.05)
+    process.wait()
+    if process.stdin:
+        process.stdin.close()
+
+
+def _holders(needle: bytes) -> Iterator[int]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                if needle in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _selected(name: str, only: tuple[str, ...]) -> bool:
+    from fnmatch import fnmatchcase  # noqa: PLC0415
+
+    return not only or any(name == pattern or fnmatchcase(name, pattern) for pattern in only)
+
+
+def _figure(value: object) -> Figure:
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

@@ -1,0 +1,157 @@
+"""Several processes side by side: --jobs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder.gpu_suite import share_out
+from tests.gate.test_gate import GATE_FAILED, GOOD_TESTS, HANG, alive
+
+MEET = """
+    import os, pathlib, time
+
+    def test_meets_{name}():
+        here = pathlib.Path({folder!r})
+        (here / "{name}").touch()
+        while not (here / "{other}").exists():
+            time.sleep(0.05)
+
+    def test_after_{name}(tmp_path):
+        (tmp_path / "of_my_own").mkdir()
+"""
+
+
+def write_meeting(lab):
+    """Two files, the first test of each of which ends when that of the other has begun."""
+    for name, other in (("a", "b"), ("b", "a")):
+        lab.write(f"test_{name}.py", MEET.format(name=name, other=other, folder=str(lab.folder)))
+    return {f"test_{n}.py::test_{what}_{n}": "passed" for n in "ab" for what in ("meets", "after")}
+
+
+def test_lanes_run_side_by_side(lab):
+    expected = write_meeting(lab)
+    done = lab.test("--jobs", 3, "--time-limit", 30)
+    assert done.returncode == 0, done.stderr
+    assert lab.outcomes == expected | GOOD_TESTS
+    assert list(lab.outcomes) == sorted(lab.outcomes, key=lambda name: name.partition("::")[0])
+    logs = sorted(path.name for path in lab.report_path.parent.glob("*.log"))
+    assert logs == ["gpu-report.1.log", "gpu-report.2.log", "gpu-report.3.log", "gpu-report.log"]
+    # Control: one after the other they wait in vain.
+    for name in "ab":
+        (lab.folder / name).unlink()
+    assert lab.test("--time-limit", 3).returncode == GATE_FAILED
+    assert lab.outcomes["test_a.py::test_meets_a"] == "hang"
+
+
+def test_what_measures_runs_alone(lab):
+    busy = lab.folder / "busy"
+    lab.write(
+        "test_a_rate.py",
+        f"import pathlib, pytest\n@pytest.mark.alone\ndef test_rate():\n"
+        f"    assert list(pathlib.Path({str(busy)!r}).iterdir()) == []",
+    )
+    busy.mkdir()
+    for name in "bc":
+        lab.write(
+            f"test_{name}.py",
+            f"import pathlib, time\ndef test_{name}():\n    mark = pathlib.Path({str(busy)!r}, "
+            f"'{name}')\n    mark.touch()\n    time.sleep(2)\n    mark.unlink()",
+        )
+    done = lab.test("--jobs", 3)
+    assert done.returncode == 0, done.stderr
+    assert lab.outcomes["test_a_rate.py::test_rate"] == "passed"
+
+
+def test_a_crash_in_one_lane(lab):
+    expected = write_meeting(lab)
+    lab.write(
+        "test_bad.py", "import ctypes\ndef test_bad():\n    ctypes.string_at(0)\ndef test_z(): pass"
+    )
+    assert lab.test("--jobs", 4, "--time-limit", 30).returncode == GATE_FAILED
+    bad = {"test_bad.py::test_bad": "crash", "test_bad.py::test_z": "passed"}
+    assert lab.outcomes == bad | expected | GOOD_TESTS
+
+
+def test_a_lost_gpu_ends_all_lanes(lab):
+    lab.write(
+        "test_a_lost.py",
+        """
+        import json, os
+        def test_lost():
+            with open(os.environ['FAKE_GPU'], 'w') as file:
+                json.dump([{'lost': True}], file)
+            os._exit(1)
+        """,
+    )
+    lab.write("test_b.py", "import time\ndef test_b():\n    time.sleep(300)")
+    began = time.monotonic()
+    assert lab.test("--jobs", 2).returncode == GATE_FAILED
+    assert time.monotonic() - began < 60
+    assert lab.outcomes["test_a_lost.py::test_lost"] == "gpu-lost"
+    assert lab.outcomes["test_b.py::test_b"] == "not-run"
+
+
+def test_a_suite_that_cannot_be_collected(lab):
+    lab.write("test_bad.py", "import not_there")
+    assert lab.test("--jobs", 2).returncode == GATE_FAILED
+    assert any("not_there" in fault for fault in lab.facts["faults"])
+    assert set(lab.outcomes.values()) == {"not-run"}
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_from_outside(lab, end):
+    child = lab.folder / "child"
+    text = HANG.format(pid=str(child)).replace("start_new_session=True", "")
+    lab.write("test_a_hang.py", text.replace("(2)", "(99)"))
+    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
+               lab.wheel, "--python", lab.python, "--report", lab.report_path, "--jobs", "2"]  # fmt: skip
+    gate = subprocess.Popen(command, env=lab.variables, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 40
+    while not (child.exists() and child.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    gate.send_signal(end)
+    assert gate.wait(20) == (130 if end == signal.SIGTERM else -end)
+    deadline = time.monotonic() + 10
+    while alive(int(child.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not lab.report_path.exists()
+
+
+limits = st.dictionaries(
+    st.tuples(st.sampled_from(["a.py", "b.py", "c.py"]), st.integers(0, 40)).map(
+        lambda pair: f"{pair[0]}::test_{pair[1]}"
+    ),
+    st.sampled_from([1.0, 120.0, 600.0, 4400.0]),
+)
+
+
+@given(limits, st.integers(1, 9))
+def test_each_test_is_in_one_lane(limits, jobs):
+    lanes = share_out(limits, jobs)
+    assert len(lanes) <= jobs
+    assert sorted(name for lane in lanes for name in lane) == sorted(limits)
+    order = list(limits)
+    for lane in lanes:
+        assert lane == sorted(lane, key=order.index)
+    if limits:
+        longest = max(sum(limits[name] for name in lane) for lane in lanes)
+        assert longest <= 2 * sum(limits.values()) / jobs + max(limits.values())
+
+
+def test_small_files_stay_together():
+    limits = {f"{file}.py::test_{n}": 10.0 for file in "abcd" for n in range(5)}
+    assert {frozenset(n[0] for n in lane) for lane in share_out(limits, 4)} == {
+        frozenset(file) for file in "abcd"
+    }
+    # One file that is longer than a fair share is cut, for otherwise all wait for it.
+    one = {f"a.py::test_{n}": 600.0 for n in range(12)}
+    assert [len(lane) for lane in share_out(one, 4)] == [3, 3, 3, 3]
