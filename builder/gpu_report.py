@@ -210,7 +210,8 @@ def parse(data: bytes, where: str) -> GpuReport:
         differing = [
             key for key, value in _summary(report).items() if document["predicate"][key] != value
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+            RecursionError) as error:  # fmt: skip
         raise ReportRefused(
             f"not a GPU report: {type(error).__name__} {error}", where=where, next_step=_AGAIN
         ) from error

@@ -110,7 +110,7 @@ def load(path: Path, suite: Path) -> Policy:
         raise PolicyError(
             "no policy there", where=str(path), next_step="give --policy a file like ci/policy.toml"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         what = f"no {error} in it" if isinstance(error, KeyError) else str(error)
         raise PolicyError(what, where=str(path), next_step="correct the policy") from error
     return Policy(path, sha256, allowed, channels)

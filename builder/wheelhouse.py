@@ -24,7 +24,13 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder import atomic, environment, gpu_report
 from builder.console import say
-from builder.errors import AuditError, HashMismatchError, PackageIndexError, ToolchainError
+from builder.errors import (
+    AuditError,
+    DirtyWorktreeError,
+    HashMismatchError,
+    PackageIndexError,
+    ToolchainError,
+)
 from builder.fetch import sha256_of
 from builder.locations import Project
 
@@ -32,6 +38,7 @@ MANIFEST = "wheelhouse.json"
 LOCK = "requirements.txt"
 
 _FORMAT = 1
+_INCOMPLETE = '{"complete": false}\n'
 _NEWEST_GLIBC = 2, 35  # where a wheel of any platform says nothing: Ubuntu 22.04's
 _OLDEST_GLIBC = 5
 
@@ -90,6 +97,7 @@ def collect(wheel: Path, python: str, out: Path, project: Project) -> Wheelhouse
     """Fill a wheelhouse; a run that was cut short goes on with what is there.
 
     :raises PackageIndexError: a dependency cannot be found, or not as a wheel.
+    :raises DirtyWorktreeError: the folder holds something else, which would be lost.
     :raises ToolchainError: uv or pip is missing.
     """
     if not re.fullmatch(r"3\.\d+", python):
@@ -97,10 +105,11 @@ def collect(wheel: Path, python: str, out: Path, project: Project) -> Wheelhouse
             f"not a version of Python: {python!r}", where="--python", next_step="give 3.12, say"
         )
     name, version, target = _target(wheel)
+    _begin(out)
     wheels = out / "wheels"
-    wheels.mkdir(parents=True, exist_ok=True)
+    wheels.mkdir(exist_ok=True)
     with atomic.exclusive(out / LOCK, f"the wheelhouse {out}"):
-        (out / MANIFEST).unlink(missing_ok=True)
+        atomic.write_text(out / MANIFEST, _INCOMPLETE)
         sha256 = _copy_wheel(wheel, wheels / wheel.name)
         say(f"lock: {wheel.name} for Python {python} on {target[0]}, glibc 2.{target[1]}")
         locked = _lock(wheels / wheel.name, name, python, target, project.suite)
@@ -119,6 +128,18 @@ def collect(wheel: Path, python: str, out: Path, project: Project) -> Wheelhouse
     return Wheelhouse(out, wheels / wheel.name, sha256, python)
 
 
+def _begin(out: Path) -> None:
+    """Mark the folder as a wheelhouse before anything in it is replaced."""
+    if out.exists() and any(out.iterdir()) and not (out / MANIFEST).exists():
+        raise DirtyWorktreeError(
+            "the folder is not empty, and no wheelhouse",
+            where=str(out),
+            next_step="give --out a folder that does not exist yet",
+        )
+    if not (out / MANIFEST).exists():
+        atomic.write_text(out / MANIFEST, _INCOMPLETE)
+
+
 def read(folder: Path) -> Wheelhouse:
     """Open a wheelhouse; the installer checks its dependencies' hashes by the lock.
 
@@ -135,8 +156,9 @@ def read(folder: Path) -> Wheelhouse:
         found = (sha256_of(house.wheel), sha256_of(folder / LOCK),
                  gpu_report.dir_hash(house.project.suite), sha256_of(house.project.policy))  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"no {error} in {MANIFEST}" if isinstance(error, KeyError) else str(error)
         raise HashMismatchError(
-            f"not a complete wheelhouse: {error}", where=str(folder), next_step=again
+            f"not a complete wheelhouse: {what}", where=str(folder), next_step=again
         ) from error
     parts = zip(("wheel", "lock", "suite", "policy"), known, found, strict=True)
     if changed := [part for part, ours, theirs in parts if ours != theirs]:

@@ -203,6 +203,38 @@ def test_a_signed_file_that_is_no_whole_report_is_refused(gate, change):
         gate.judge(path)
 
 
+def leaves(value, path=()):
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in list(items):
+        yield (*path, key)
+        if isinstance(item, (dict, list)):
+            yield from leaves(item, (*path, key))
+
+
+JUNK = [None, -1, 1e400, "", "x", [], {}, True, "2026-11-29T11:00:00Z", [[]], {"a": {}}]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_junk_anywhere_is_refused_or_says_the_same(gate, junk):
+    """No traceback, and what a reader takes from the other fields stays consistent."""
+    data = gpu_report.render(gate.report())
+    for path in leaves(json.loads(data)):
+        document = json.loads(data)
+        place = document
+        for key in path[:-1]:
+            place = place[key]
+        place[path[-1]] = junk
+        try:
+            found = gpu_report.parse(
+                json.dumps(document).replace("Infinity", "1e400").encode(), "x"
+            )
+        except ReportRefused:
+            continue
+        assert {test.name for test in found.named(Outcome.PASSED)} == {
+            "test_a.py::test_one", "test_b.py::test_two[x]",
+        }  # fmt: skip
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b'{"a":1,"a":2}', b"[" * 100_000])
 def test_bytes_that_are_no_report_are_refused(gate, data):
     path = gate.folder / "gpu-report.json"
@@ -227,6 +259,9 @@ def test_a_missing_report_is_refused(gate):
         ('">=9.0"', '"hopper"', "compute capabilities"),
         ("max-age-days = 14", "", "max-age-days"),
         ("max-age-days = 14", "max-days = 14", "unknown max-days"),
+        ("max-age-days = 14", "max-age-days = inf", "infinity"),
+        ("max-age-days = 14", "max-age-days = nan", "NaN|nan"),
+        ('capability = ">=9.0"', "capability = 9.0", "expected string"),
         ('allowed-signers = "allowed_signers"', "", "allowed-signers"),
         ("[channels.stable]", "[channels.stable", "TOML|Expected|end"),
     ],

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -194,7 +195,35 @@ def test_a_dependency_that_nobody_has(lab_of, tmp_path):
     done = lab_of.command("wheelhouse", wheel, "--python", THIS_PYTHON, "--out", out)
     assert done.returncode == NO_PACKAGE
     assert "torch==9.9.9+nobody" in done.stderr
-    assert not (out / "wheelhouse.json").exists()
+    assert lab_of.command("test", "--wheelhouse", out).returncode == HASH_MISMATCH
+
+
+def test_a_folder_with_other_things_is_left_alone(lab_of, tmp_path):
+    """A checkout, say: it has folders of the same names."""
+    kept = tmp_path / "tests" / "gpu" / "test_mine.py"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("precious")
+    done = lab_of.command("wheelhouse", lab_of.wheel, "--python", THIS_PYTHON, "--out", tmp_path)
+    assert done.returncode == 12
+    assert "not empty, and no wheelhouse" in done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept]
+
+
+def test_killed_while_it_is_filled(lab_of, filled, tmp_path):
+    """What is there is not complete; a second run completes it."""
+    out = tmp_path / "house"
+    command = [sys.executable, "-m", "builder", "--project", lab_of.folder / "project",
+               "wheelhouse", lab_of.wheel, "--python", THIS_PYTHON, "--out", out]  # fmt: skip
+    process = subprocess.Popen(command, env=lab_of.variables, stderr=subprocess.DEVNULL)
+    while not (out / "wheels").exists() or not any((out / "wheels").glob("*.whl")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert lab_of.command("test", "--wheelhouse", out).returncode == HASH_MISMATCH
+    assert subprocess.run(command, env=lab_of.variables, check=False).returncode == 0
+    made = {path.name for path in (filled[1] / "wheels").iterdir()}
+    assert {path.name for path in (out / "wheels").iterdir()} == made
 
 
 def test_a_clean_environment_from_the_index(lab_of, tmp_path):
