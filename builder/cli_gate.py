@@ -189,7 +189,7 @@ def _range(text: str | None) -> SpecifierSet | None:
 
 
 def _same_file(path: Path, sha256: str) -> bool:
-    from builder.fetch import sha256_of  # noqa: PLC0415 - keeps --help quick
+    from builder.digests import sha256_of  # noqa: PLC0415 - keeps --help quick
 
     return path.is_file() and sha256_of(path) == sha256
 

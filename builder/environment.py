@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from builder import atomic
 from builder.errors import AuditError, EnvironmentMismatchError, ToolchainError
 from builder.gpu_report import Gpu, Machine
 from builder.wheel_archive import UNREADABLE, dist_info_of, read_record, record_hash
@@ -67,7 +68,7 @@ def create(folder: Path, base: str = sys.executable) -> Environment:
     :raises ToolchainError: the base interpreter cannot.
     """
     command = [base, "-m", "venv", *(["--without-pip"] if uv() else []), str(folder)]
-    _run(command, "no virtual environment can be made", {**os.environ})
+    _run(command, "no virtual environment can be made", {**os.environ}, folder)
     variables = _variables(folder / "bin")
     variables.pop("PYTHONPATH", None)
     return Environment(folder / "bin" / "python", {**variables, "PYTHONNOUSERSITE": "1"})
@@ -86,7 +87,7 @@ def install(environment: Environment, arguments: list[str], index: Mapping[str, 
     else:
         command = [python, "-m", "pip", "install", "--quiet", "--no-input", *arguments]
     variables = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
-    _run(command, "the wheel cannot be installed", variables | dict(index))
+    _run(command, "the wheel cannot be installed", variables | dict(index), environment.python)
 
 
 def uv() -> str | None:
@@ -95,11 +96,13 @@ def uv() -> str | None:
     return str(beside) if beside.exists() else shutil.which("uv")
 
 
-def _run(command: list[str], what: str, variables: dict[str, str]) -> None:
+def _run(command: list[str], what: str, variables: dict[str, str], folder: Path) -> None:
     try:
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     except OSError as error:
         raise ToolchainError(what, where=command[0], next_step=str(error)) from error
+    if run.returncode and atomic.says_disk_full(run.stderr.splitlines(), folder):
+        raise atomic.disk_full_error(folder)
     if run.returncode:
         from builder.package_index import redacted  # noqa: PLC0415 - only for a failure
 

@@ -15,6 +15,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from builder import gpu_report, signing, sigstore_signing
+from builder.digests import sha256_of
 from builder.errors import PolicyError, ReportRefused, SignatureRefused
 from builder.gpu_report import BAD, GpuReport, Outcome
 from builder.locations import Project
@@ -192,8 +193,7 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
     signed = _verified(channel, report, data, now)
     signer, signature, suffix = signed or (None, None, signing.SUFFIX)
     found = gpu_report.parse(data, where)
-    with wheel.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = sha256_of(wheel)
     if found.wheel_sha256 != sha256:
         raise ReportRefused(
             "the report is about another wheel",

@@ -24,6 +24,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder import atomic, environment, gpu_report
 from builder.console import say
+from builder.digests import sha256_of
 from builder.errors import (
     AuditError,
     DirtyWorktreeError,
@@ -31,7 +32,6 @@ from builder.errors import (
     PackageIndexError,
     ToolchainError,
 )
-from builder.fetch import sha256_of
 from builder.locations import Project
 
 MANIFEST = "wheelhouse.json"
@@ -208,7 +208,7 @@ def _lock(wheel: Path, name: str, python: str, target: tuple[str, int], suite: P
         "--generate-hashes", "--only-binary", ":all:", "--no-header", "--no-annotate",
         "--no-emit-package", name, "--quiet",
     ]  # fmt: skip
-    return _run(command, lines, "the dependencies cannot be resolved to wheels")
+    return _run(command, lines, "the dependencies cannot be resolved to wheels", wheel.parent)
 
 
 def _download(locked: str, wheels: Path, python: str, target: tuple[str, int]) -> None:
@@ -225,10 +225,10 @@ def _download(locked: str, wheels: Path, python: str, target: tuple[str, int]) -
         "-r", "/dev/stdin",
     ]  # fmt: skip
     if count:
-        _run(command, locked, "a dependency cannot be downloaded")
+        _run(command, locked, "a dependency cannot be downloaded", wheels)
 
 
-def _run(command: list[str], text: str, what: str) -> str:
+def _run(command: list[str], text: str, what: str, out: Path) -> str:
     from builder.package_index import redacted  # noqa: PLC0415 - slow to import
 
     variables = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
@@ -238,8 +238,8 @@ def _run(command: list[str], text: str, what: str) -> str:
     )  # fmt: skip
     if run.returncode:
         lines = redacted(run.stderr).strip().splitlines()
-        if atomic.says_disk_full(lines):
-            raise atomic.disk_full_error(Path.cwd())
+        if atomic.says_disk_full(lines, out):
+            raise atomic.disk_full_error(out)
         raise PackageIndexError(
             what, where=Path(command[0]).name, details=tuple(lines[-15:]),
             next_step="see the resolver's words above, then run the command again",
