@@ -28,7 +28,7 @@ REQUIREMENTS = "requirements.txt"  # of a suite: what it needs beside the wheel
 _PROBE_LIMIT = 300.0
 _SHOWN = 5
 # Variables of the caller's that would decide what is tested.
-_OURS = ("VLLM_GLM5_REFERENCE", "VLLM_GLM5_SOAK_SECONDS", "VLLM_NO_USAGE_STATS", "VLLM_CACHE_ROOT")
+_OURS = ("VLLM_GLM5_REFERENCE", "VLLM_GLM5_SOAK_SECONDS", "VLLM_NO_USAGE_STATS")
 _FOREIGN = ("VLLM_", "PYTEST_", "PYTHONSTARTUP", "PYTHONHOME", "VIRTUAL_ENV", "COVERAGE_")
 
 

@@ -63,6 +63,7 @@ def run_gate(request: Request, project: Project, cache: Cache) -> GpuReport:
     :raises AuditError: there is no such wheel, or it is none.
     :raises EnvironmentMismatchError: the environment imports something else.
     :raises ReportRefused: the machine has another card than was asked for.
+    :raises KeyboardInterrupt: after the report of what had ended until then.
     """
     rules = policy.load_default(project)
     with ExitStack() as stack:
@@ -91,8 +92,9 @@ def run_gate(request: Request, project: Project, cache: Cache) -> GpuReport:
         _say_machine(blank.machine)
         if request.capability is not None:
             require_capability(blank, request.capability, str(request.report))
+        interrupted = False
         if blank.machine.gpus:
-            done = _run(request, env, content, suite, scratch, blank)
+            done, interrupted = _run(request, env, content, suite, scratch, blank)
         else:
             why = asked.get("error", "torch finds none")
             done = replace(blank, faults=(f"no GPU that can be used: {why}",))
@@ -100,6 +102,9 @@ def run_gate(request: Request, project: Project, cache: Cache) -> GpuReport:
     for stale in (signing.signature_path, sigstore_signing.bundle_path):
         stale(request.report).unlink(missing_ok=True)  # it was over another report
     atomic.write_bytes(request.report, gpu_report.render(finished))
+    if interrupted:
+        say("\n".join([*summary(finished), f"report  {request.report}"]))
+        raise KeyboardInterrupt
     return finished
 
 
@@ -193,7 +198,7 @@ def _run(
     suite: Path,
     scratch: Path,
     blank: GpuReport,
-) -> GpuReport:
+) -> tuple[GpuReport, bool]:
     work = scratch / "run"
     work.mkdir()
     request.log.parent.mkdir(parents=True, exist_ok=True)
@@ -226,4 +231,4 @@ def _run(
     if not ran:
         skipped = sum(t.outcome is Outcome.SKIPPED for t in run.tests)
         faults.append(f"nothing ran: {len(run.tests)} tests collected, {skipped} of them skipped")
-    return replace(blank, tests=run.tests, faults=tuple(faults))
+    return replace(blank, tests=run.tests, faults=tuple(faults)), run.interrupted

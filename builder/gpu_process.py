@@ -145,6 +145,8 @@ class Process:
             "VLLM_GLM5_GATE_EVENTS": str(self.events),
             "VLLM_GLM5_GATE_JOB": str(job),
             "VLLM_GLM5_FIGURES": str(self.figures_file),
+            # Empty at first, as with a new user; and two engines never write one compile cache.
+            "VLLM_CACHE_ROOT": str(self.suite.scratch / "vllm-cache"),
             # The environment's other plugins are no part of the suite.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             _COOKIE: self.cookie,

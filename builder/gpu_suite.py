@@ -26,18 +26,24 @@ class SuiteRun:
     tests: tuple[TestResult, ...]
     faults: tuple[str, ...]
     imported: Mapping[str, str]
+    interrupted: bool = False
 
 
 def run_suite(suite: Suite) -> SuiteRun:
     """Run what is selected; each collected test has an outcome afterwards."""
-    progress = Progress()
-    if suite.jobs == 1:
-        _run_lane(suite, progress, None)
-    else:
-        suite.scratch.joinpath("collect").mkdir()
-        first = replace(suite, scratch=suite.scratch / "collect")
-        if Process(first, progress, None, collect=True).run():
-            _run_lanes(suite, progress)
+    progress, interrupted = Progress(), False
+    try:
+        if suite.jobs == 1:
+            _run_lane(suite, progress, None)
+        else:
+            suite.scratch.joinpath("collect").mkdir()
+            first = replace(suite, scratch=suite.scratch / "collect")
+            if Process(first, progress, None, collect=True).run():
+                _run_lanes(suite, progress)
+    except KeyboardInterrupt:
+        # What ran for hours has its outcomes; a time limit around the gate must not void them.
+        progress.faults.append("interrupted before the suite had ended")
+        interrupted = True
     reason = "after what ended the run" if progress.faults else ""
     for name in progress.limits:
         if name not in progress.results:
@@ -48,6 +54,7 @@ def run_suite(suite: Suite) -> SuiteRun:
         tests=tuple(progress.results[name] for name in order),
         faults=tuple(dict.fromkeys(progress.faults)),
         imported=progress.imported,
+        interrupted=interrupted,
     )
 
 

@@ -23,8 +23,8 @@ from builder.sigstore_signing import Identity
 
 SKEW = timedelta(minutes=5)  # how far the GPU machine's clock may be ahead of ours
 
-_KEYS = frozenset({"capability", "required-tests", "may-skip", "max-age-days", "signers",
-                   "sigstore", "signature"})  # fmt: skip
+_KEYS = frozenset({"capability", "required-tests", "may-skip", "at-least", "max-age-days",
+                   "signers", "sigstore", "signature"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Channel:
     :param capability: which compute capabilities count, in PEP 440's words (``>=9.0``).
     :param required_tests: patterns of test names; each must match, and what it matches must pass.
     :param may_skip: patterns of required tests that may be skipped, such as those for two GPUs.
+    :param at_least: the least value of a figure by its name, such as the seconds of a soak.
     :param signers: principals of the allowed-signers file.
     :param sigstore: identities whose sigstore bundle counts instead; without them and without
         signers, no signature is asked for.
@@ -44,6 +45,7 @@ class Channel:
     capability: SpecifierSet
     required_tests: tuple[str, ...]
     may_skip: tuple[str, ...]
+    at_least: dict[str, float]
     max_age: timedelta
     signers: tuple[str, ...]
     sigstore: tuple[Identity, ...]
@@ -149,6 +151,7 @@ def _channel(
         capability=capability_range(table["capability"]),
         required_tests=required,
         may_skip=_strings(table.get("may-skip", [])),
+        at_least={name: float(least) for name, least in table.get("at-least", {}).items()},
         max_age=timedelta(days=float(table["max-age-days"])),
         signers=signers,
         sigstore=identities,
@@ -254,6 +257,7 @@ def check(channel: Channel, report: GpuReport, now: datetime) -> list[str]:
     if not report.named(Outcome.PASSED):
         faults.append("no test passed")
     faults += _unmet(channel, report)
+    faults += _too_small(channel, report)
     faults += capability_faults(channel.capability, report)
     age = now - report.finished
     if age > channel.max_age:
@@ -299,6 +303,18 @@ def _unmet(channel: Channel, report: GpuReport) -> list[str]:
             faults.append(f"no test {pattern}, which is required")
         elif skipped_all:
             faults.append(f"no test {pattern} passed, of which one at least is required")
+    return faults
+
+
+def _too_small(channel: Channel, report: GpuReport) -> list[str]:
+    faults = []
+    for name, least in channel.at_least.items():
+        values = [test.figures[name] for test in report.tests if name in test.figures]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if not numbers:
+            faults.append(f"it has no figure {name!r}, which must be at least {least:g}")
+        elif not max(numbers) >= least:
+            faults.append(f"{name}: {max(numbers):g}, and at least {least:g} is asked for")
     return faults
 
 

@@ -22,6 +22,7 @@ allowed-signers = "allowed_signers"
 capability = ">=9.0"
 required-tests = ["test_a.py::*", "test_b.py::test_two[x]"]
 may-skip = ["test_a.py::test_two_gpus"]
+at-least = { "soak: seconds" = 60 }
 max-age-days = 14
 signers = ["gate", "gate-2"]
 
@@ -46,7 +47,7 @@ def result(name, outcome=Outcome.PASSED, reason="", **figures):
 TESTS = (
     result("test_a.py::test_one", error=0.25),
     result("test_a.py::test_two_gpus", Outcome.SKIPPED, "needs two GPUs"),
-    result("test_b.py::test_two[x]"),
+    result("test_b.py::test_two[x]", **{"soak: seconds": 60.0}),
 )
 
 

@@ -147,6 +147,11 @@ def test_a_report_of_another_wheel_is_refused(gate):
         ({"faults": ("the suite cannot be collected",)}, "cannot be collected"),
         ({"tests": ()}, "no test passed"),
         ({"tests": TESTS[:2]}, r"no test test_b.py::test_two\[x\], which is required"),
+        (
+            {"tests": (*TESTS[:2], result(TESTS[2].name, **{"soak: seconds": 59}))},
+            "soak: seconds: 59, and at least 60",
+        ),
+        ({"tests": (*TESTS[:2], result(TESTS[2].name))}, "no figure 'soak: seconds'"),
         ({"tests": TESTS[1:]}, "no test test_a.py::. passed"),
         ({"tests": (*TESTS[:2], result("test_b.py::test_two[x]", Outcome.SKIPPED, "why"))}, "why"),
         ({"tests": (*TESTS, result("test_a.py::test_3", Outcome.NOT_RUN, "left out"))}, "left out"),

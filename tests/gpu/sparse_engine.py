@@ -131,12 +131,13 @@ def main() -> None:
     prompts = job.get("requests")
     if prompts:
         answers, scores = generate(llm, prompts, 24)
-        _, again = generate(llm, prompts, 24)  # the prefix cache holds the prompts now
+        repeated, again = generate(llm, prompts, 24)  # the prefix cache holds the prompts now
         few = list(range(0, len(prompts), 5))
         prefill = scored_again(llm, [prompts[i] for i in few], [answers[i] for i in few])
         out |= {
             "answers": np.array(answers),
             "scores": np.array(scores),
+            "repeated": np.array(repeated),
             "again": np.array(again),
             "scored": np.array([scores[i] for i in few]),
             "prefill": np.array(prefill),

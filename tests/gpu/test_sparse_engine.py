@@ -162,7 +162,10 @@ def check_generation(result, figure, name):
     """Decode agrees with prefill over the same tokens; the prefix cache changes nothing much."""
     assert np.isfinite(result["scores"]).all()
     off = float(np.abs(result["scored"] - result["prefill"]).mean())
-    cached = float(np.abs(result["scores"] - result["again"]).mean())
+    # A tie that falls the other way ends what can be compared of an answer.
+    same = np.logical_and.accumulate(result["answers"] == result["repeated"], axis=1)
+    cached = float(np.abs(result["scores"] - result["again"])[same].mean())
+    assert same.mean() > 0.5
     figure(
         f"engine {name}: decode against prefill, prefix cache, mean |d logprob|",
         f"{off:.4f}, {cached:.4f}",
@@ -207,7 +210,8 @@ def test_sparse_engine_soak(engine, figure, requests_):
         "soak", eager=False, batched_tokens=2048, requests=requests_, soak=seconds, **OURS
     )
     rounds, grown = int(result["soak_rounds"]), int(result["soak_grown"])
-    figure("engine soak: seconds, rounds, bytes grown", f"{seconds:.0f}, {rounds}, {grown}")
+    figure("engine soak: seconds", seconds)
+    figure("engine soak: rounds, bytes grown", f"{rounds}, {grown}")
     assert rounds > 3
     assert int(result["soak_bad"]) == 0
     assert grown < 64 << 20
