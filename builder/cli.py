@@ -282,6 +282,8 @@ cli_gate.register(app)
 
 def main() -> int:
     """Run the command line; return the exit code."""
+    from builder import cli_publish  # noqa: F401, PLC0415 - registers its commands here
+
     signal.signal(signal.SIGTERM, _terminated)
     try:
         # Versions of typer differ in what they make of Ctrl-C: Abort, or the code 130.

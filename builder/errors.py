@@ -200,3 +200,21 @@ class EnvironmentMismatchError(BuilderError):
     """What an environment imports is not the content of the wheel under test."""
 
     exit_code = 27
+
+
+class UploadRefusedError(BuilderError):
+    """A package server refuses who uploads: a wrong password, or no right to."""
+
+    exit_code = 40
+
+
+class UnsupportedByServerError(BuilderError):
+    """What was asked for is not possible on that kind of package server."""
+
+    exit_code = 41
+
+
+class UploadFailedError(BuilderError):
+    """An upload was cut, or a package server does not list what it was sent."""
+
+    exit_code = 42

@@ -13,34 +13,32 @@ that the next one removes, at worst a wheel that no page lists yet, which the ne
 from __future__ import annotations
 
 import hashlib
-import html
-import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any
-from urllib.parse import quote
+from typing import IO
 
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from builder import atomic, metadata
+from builder import atomic, metadata, simple_pages
 from builder.digests import sha256_of
 from builder.errors import AuditError, VersionExistsError
+from builder.simple_pages import HTML_PAGE, JSON_PAGE, ListedWheel
 from builder.wheel_archive import dist_info_of
 
 STABLE = "stable"
 STAGING = "staging"
-HTML_PAGE = "index.html"
-JSON_PAGE = "index.v1_json"
 
 _CHUNK = 1 << 20
+_RESERVED = ("metadata", "yanked")
 _CHANNEL = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_API_VERSION = "1.1"  # PEP 700: versions, size, upload-time
 _PLATFORM = re.compile(r"(?:manylinux(?:\d+|_\d+_\d+)|musllinux_\d+_\d+|linux)_(?P<machine>.+)")
 
 
@@ -54,29 +52,32 @@ class Published:
 
 
 @dataclass(frozen=True)
-class ListedWheel:
-    """A wheel as the pages of its project list it.
+class Entry:
+    """A wheel to publish.
 
-    :param size: bytes.
-    :param metadata_sha256: of the METADATA file beside it.
-    :param uploaded: when it was published, UTC in RFC 3339's form.
+    :param beside: files by name to store next to it, such as ``WHEEL.provenance.json``. What is
+        there already for the same wheel is kept.
+    :param approved: the sha256 that a gate let through; the bytes that are copied have it.
     """
 
-    path: Path
-    project: str
-    version: str
-    size: int
-    sha256: str
-    metadata_sha256: str
-    requires_python: str | None
-    uploaded: str
+    wheel: Path
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    approved: str | None = None
 
 
 @dataclass(frozen=True)
-class _WheelName:
+class WheelName:
+    """What a file name says."""
+
     project: str
     version: Version
     machines: frozenset[str]
+
+    def excludes(self, other: WheelName) -> bool:
+        """Tell whether an installer could take either, so that an index holds one of them."""
+        machines = self.machines | other.machines
+        same_machine = self.machines & other.machines or "any" in machines
+        return self.version == other.version and bool(same_machine)
 
 
 def simple_folder(index: Path, channel: str) -> Path:
@@ -102,7 +103,7 @@ def list_wheels(index: Path, channel: str) -> tuple[ListedWheel, ...]:
     """Return what the channel's pages list: by project, then by version, oldest first."""
     simple = simple_folder(index, channel)
     folders = sorted(p for p in simple.iterdir() if p.is_dir()) if simple.is_dir() else []
-    return tuple(wheel for folder in folders for wheel in _read_page(folder))
+    return tuple(wheel for folder in folders for wheel in simple_pages.read_page(folder))
 
 
 def publish(
@@ -111,37 +112,86 @@ def publish(
     *,
     channel: str = STAGING,
     beside: Mapping[str, bytes] = MappingProxyType({}),
+    approved: str | None = None,
 ) -> Published:
-    """Copy a wheel into a channel and list it there.
+    """Copy a wheel into a channel and list it there: ``publish_together`` with one wheel."""
+    return publish_together(index, (Entry(wheel, beside, approved),), channel=channel)[0]
+
+
+def publish_together(
+    index: Path, entries: Sequence[Entry], *, channel: str
+) -> tuple[Published, ...]:
+    """Copy wheels into a channel and list them there: all of them, or none.
 
     A version has one wheel per machine in the whole index: another one, whatever its file name, is
     refused in every channel, since installers would take either. The same bytes change nothing.
 
-    :param beside: files by name to store next to the wheel, such as ``WHEEL.provenance.json``.
-        What is there already for the same wheel is kept.
+    :raises ValueError: one is not approved, and the channel is another than staging.
     :raises VersionExistsError: the index holds other bytes under that version.
-    :raises AuditError: not a wheel, or its METADATA contradicts its file name.
+    :raises AuditError: not a wheel, its METADATA contradicts its file name, or its bytes are not
+        the approved ones.
     :raises DiskFullError: nothing was listed.
     """
-    name = _parse(wheel)
-    _check_beside(beside, wheel)
-    folder = simple_folder(index, channel) / name.project
-    target = folder / wheel.name
+    if channel != STAGING and any(entry.approved is None for entry in entries):
+        raise ValueError(f"{channel} takes approved wheels only")
+    names = [parse(entry.wheel) for entry in entries]
+    for entry in entries:
+        _check_beside(entry.beside, entry.wheel)
+    simple = simple_folder(index, channel)
+    targets = [simple / n.project / e.wheel.name for n, e in zip(names, entries, strict=True)]
+    published, placed = [], []
+    with _alone(index, simple, {name.project for name in names}):
+        expected = [_expected(index, e, n) for n, e in zip(names, entries, strict=True)]
+        try:
+            for name, entry, target, sha256 in zip(names, entries, targets, expected, strict=True):
+                already_there = target.exists()
+                _make_folder(target.parent, index)
+                if already_there:
+                    _write_missing(target.parent, entry.beside)
+                else:
+                    placed.append(target)
+                    _place(entry.wheel, target, name, sha256, entry.beside)
+                published.append(Published(channel, target, already_there))
+        except BaseException:
+            for target in placed:  # else the next publisher would list a part of the whole
+                target.unlink(missing_ok=True)
+            raise
+        for target in targets:
+            _write_pages(target.parent)
+    return tuple(published)
+
+
+def set_yanked(
+    index: Path, channel: str, wheels: Sequence[ListedWheel], reason: str | None
+) -> None:
+    """Mark wheels so that installers take them for an exact pin alone (PEP 592); None unmarks."""
+    folders = {wheel.path.parent for wheel in wheels}
+    with _alone(index, simple_folder(index, channel), {folder.name for folder in folders}):
+        for wheel in wheels:
+            mark = _yanked_path(wheel.path)
+            if reason is None:
+                mark.unlink(missing_ok=True)
+            else:
+                atomic.write_text(mark, f"{reason}\n")
+        for folder in sorted(folders):
+            _write_pages(folder)
+
+
+@contextmanager
+def _alone(index: Path, simple: Path, projects: AbstractSet[str]) -> Iterator[None]:
+    """Hold the lock of the index; remove what killed publishers left in the folders."""
     with atomic.exclusive(index / ".publish", f"the index {index}"):
-        for place in (folder, folder.parent):
-            _remove_leftovers(place)
-        expected = _refuse_other_bytes(index, wheel, name)
-        already_there = target.exists()
-        _make_folder(folder, index)
-        if already_there:
-            _write_missing(folder, beside)
-        else:
-            _place(wheel, target, name, expected, beside)
-        _write_pages(folder)
-    return Published(channel=channel, path=target, already_there=already_there)
+        for folder in (simple, *(simple / project for project in projects)):
+            for leftover in folder.glob(f"{atomic.PREFIX}*"):
+                leftover.unlink(missing_ok=True)
+        yield
 
 
-def _parse(wheel: Path) -> _WheelName:
+def parse(wheel: Path) -> WheelName:
+    """Read a wheel's file name.
+
+    :raises AuditError: it is not one.
+    """
     try:
         project, version, _, tags = parse_wheel_filename(wheel.name)
     except InvalidWheelFilename as error:
@@ -152,20 +202,14 @@ def _parse(wheel: Path) -> _WheelName:
         ) from error
     matches = ((tag.platform, _PLATFORM.fullmatch(tag.platform)) for tag in tags)
     machines = frozenset(match["machine"] if match else platform for platform, match in matches)
-    return _WheelName(project, version, machines)
+    return WheelName(project, version, machines)
 
 
 def _check_beside(beside: Mapping[str, bytes], wheel: Path) -> None:
     for name in beside:
         rest = name.removeprefix(f"{wheel.name}.")
-        if rest == name or not rest or "/" in rest or rest == "metadata":
+        if rest == name or not rest or "/" in rest or rest in _RESERVED:
             raise ValueError(f"{name!r} is not a name for a file beside {wheel.name}")
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what killed publishers left; only the holder of the lock writes here."""
-    for leftover in folder.glob(f"{atomic.PREFIX}*"):
-        leftover.unlink(missing_ok=True)
 
 
 def _make_folder(folder: Path, index: Path) -> None:
@@ -178,7 +222,15 @@ def _make_folder(folder: Path, index: Path) -> None:
             break
 
 
-def _refuse_other_bytes(index: Path, wheel: Path, name: _WheelName) -> str | None:
+def _expected(index: Path, entry: Entry, name: WheelName) -> str | None:
+    """Return the sha256 that the copy must have, where the index or a gate tells."""
+    held = _refuse_other_bytes(index, entry.wheel, name)
+    if held is not None and entry.approved not in {None, held}:
+        raise _changed(entry.wheel)
+    return entry.approved or held
+
+
+def _refuse_other_bytes(index: Path, wheel: Path, name: WheelName) -> str | None:
     """Return the sha256 that the index holds under this very file name, None where it has none."""
     ours: str | None = None
     for held in _same_version(index, name):
@@ -196,17 +248,15 @@ def _refuse_other_bytes(index: Path, wheel: Path, name: _WheelName) -> str | Non
     return ours
 
 
-def _same_version(index: Path, name: _WheelName) -> Iterator[Path]:
+def _same_version(index: Path, name: WheelName) -> Iterator[Path]:
     for channel in channels(index):
         for path in sorted((simple_folder(index, channel) / name.project).glob("*.whl")):
-            held = _parse(path)
-            same_machine = held.machines & name.machines or "any" in held.machines | name.machines
-            if held.version == name.version and same_machine:
+            if name.excludes(parse(path)):
                 yield path
 
 
 def _place(
-    wheel: Path, target: Path, name: _WheelName, expected: str | None, beside: Mapping[str, bytes]
+    wheel: Path, target: Path, name: WheelName, expected: str | None, beside: Mapping[str, bytes]
 ) -> None:
     """Copy the wheel; what goes with it is there before it is."""
     with atomic.replacing(target) as copy:
@@ -216,17 +266,21 @@ def _place(
                 digest.update(chunk)
                 copy.write(chunk)
         if expected not in {None, digest.hexdigest()}:
-            raise AuditError(
-                "the wheel changed while it was published",
-                where=str(wheel),
-                next_step="let its build finish, then publish again",
-            )
+            raise _changed(wheel)
         copy.seek(0)
-        core = _read_metadata(copy, wheel)
+        core = read_metadata(copy, wheel)
         _require_agreement(core, name, wheel)
         atomic.write_bytes(_metadata_path(target), core)
         for file_name, data in beside.items():
             atomic.write_bytes(target.with_name(file_name), data)
+
+
+def _changed(wheel: Path) -> AuditError:
+    return AuditError(
+        "the wheel changed while it was published",
+        where=str(wheel),
+        next_step="let its build finish, then publish again",
+    )
 
 
 def _write_missing(folder: Path, beside: Mapping[str, bytes]) -> None:
@@ -239,7 +293,15 @@ def _metadata_path(wheel: Path) -> Path:
     return wheel.with_name(f"{wheel.name}.metadata")
 
 
-def _read_metadata(file: IO[bytes], wheel: Path) -> bytes:
+def _yanked_path(wheel: Path) -> Path:
+    return wheel.with_name(f"{wheel.name}.yanked")
+
+
+def read_metadata(file: IO[bytes], wheel: Path) -> bytes:
+    """Return METADATA of an open wheel.
+
+    :raises AuditError: it is not a whole wheel.
+    """
     try:
         with zipfile.ZipFile(file) as archive:
             dist_info = dist_info_of(archive.namelist(), str(wheel))
@@ -250,7 +312,7 @@ def _read_metadata(file: IO[bytes], wheel: Path) -> bytes:
         ) from error
 
 
-def _require_agreement(core: bytes, name: _WheelName, wheel: Path) -> None:
+def _require_agreement(core: bytes, name: WheelName, wheel: Path) -> None:
     """Refuse what uv and newer pips refuse: METADATA of another project or version."""
     fields = metadata.parse(core.decode(errors="replace"))
     project, version = "".join(fields.values("Name")), "".join(fields.values("Version"))
@@ -269,14 +331,14 @@ def _require_agreement(core: bytes, name: _WheelName, wheel: Path) -> None:
 
 def _write_pages(folder: Path) -> None:
     """Bring the project's pages, then the channel's, up to date with what is there."""
-    known = {wheel.path.name: wheel for wheel in _read_page(folder)}
+    known = {wheel.path.name: wheel for wheel in simple_pages.read_page(folder)}
     wheels = [_describe(path, known.get(path.name)) for path in folder.glob("*.whl")]
     wheels.sort(key=lambda wheel: (Version(wheel.version), wheel.path.name))
-    _replace(folder / JSON_PAGE, _project_json(folder.name, wheels))
-    _replace(folder / HTML_PAGE, _project_html(folder.name, wheels))
+    _replace(folder / JSON_PAGE, simple_pages.project_json(folder.name, wheels))
+    _replace(folder / HTML_PAGE, simple_pages.project_html(folder.name, wheels))
     projects = sorted(page.parent.name for page in folder.parent.glob(f"*/{HTML_PAGE}"))
-    _replace(folder.parent / JSON_PAGE, _channel_json(projects))
-    _replace(folder.parent / HTML_PAGE, _channel_html(projects))
+    _replace(folder.parent / JSON_PAGE, simple_pages.channel_json(projects))
+    _replace(folder.parent / HTML_PAGE, simple_pages.channel_html(projects))
 
 
 def _replace(page: Path, text: str) -> None:
@@ -289,111 +351,18 @@ def _describe(path: Path, known: ListedWheel | None) -> ListedWheel:
     status = path.stat()
     if not _metadata_path(path).exists():
         with path.open("rb") as file:
-            atomic.write_bytes(_metadata_path(path), _read_metadata(file, path))
+            atomic.write_bytes(_metadata_path(path), read_metadata(file, path))
     core = _metadata_path(path).read_bytes()
     uploaded = datetime.fromtimestamp(status.st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     unchanged = known is not None and (known.size, known.uploaded) == (status.st_size, uploaded)
     return ListedWheel(
         path=path,
         project=path.parent.name,
-        version=str(_parse(path).version),
+        version=str(parse(path).version),
         size=status.st_size,
         sha256=known.sha256 if known is not None and unchanged else sha256_of(path),
         metadata_sha256=hashlib.sha256(core).hexdigest(),
         requires_python=next(iter(metadata.parse(core.decode()).values("Requires-Python")), None),
         uploaded=uploaded,
-    )
-
-
-def _read_page(folder: Path) -> tuple[ListedWheel, ...]:
-    """Return what the JSON page lists; nothing where it is missing or not one of ours."""
-    try:
-        page: dict[str, Any] = json.loads((folder / JSON_PAGE).read_bytes())
-        return tuple(_listed(folder, file) for file in page["files"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AuditError):
-        return ()
-
-
-def _listed(folder: Path, file: dict[str, Any]) -> ListedWheel:
-    path = folder / file["filename"]
-    return ListedWheel(
-        path=path,
-        project=folder.name,
-        version=str(_parse(path).version),
-        size=file["size"],
-        sha256=file["hashes"]["sha256"],
-        metadata_sha256=file["core-metadata"]["sha256"],
-        requires_python=file.get("requires-python"),
-        uploaded=file["upload-time"],
-    )
-
-
-def _project_json(project: str, wheels: list[ListedWheel]) -> str:
-    files: list[dict[str, object]] = []
-    for wheel in wheels:
-        file: dict[str, object] = {
-            "filename": wheel.path.name,
-            "url": quote(wheel.path.name),
-            "hashes": {"sha256": wheel.sha256},
-            "size": wheel.size,
-            "upload-time": wheel.uploaded,
-            # PEP 714: this key alone; old versions of pip fail on the older one in JSON.
-            "core-metadata": {"sha256": wheel.metadata_sha256},
-        }
-        if wheel.requires_python is not None:
-            file["requires-python"] = wheel.requires_python
-        files.append(file)
-    page = {
-        "meta": {"api-version": _API_VERSION},
-        "name": project,
-        "versions": list(dict.fromkeys(wheel.version for wheel in wheels)),
-        "files": files,
-    }
-    return json.dumps(page, indent=1) + "\n"
-
-
-def _project_html(project: str, wheels: list[ListedWheel]) -> str:
-    links = []
-    for wheel in wheels:
-        # '+' is quoted: some servers and clients read it as a space.
-        attributes = {"href": f"{quote(wheel.path.name)}#sha256={wheel.sha256}"}
-        if wheel.requires_python is not None:
-            attributes["data-requires-python"] = wheel.requires_python
-        # PEP 714: installers from before it know the older name only.
-        attributes["data-dist-info-metadata"] = f"sha256={wheel.metadata_sha256}"
-        attributes["data-core-metadata"] = f"sha256={wheel.metadata_sha256}"
-        text = " ".join(f'{key}="{html.escape(value)}"' for key, value in attributes.items())
-        links.append(f"<a {text}>{html.escape(wheel.path.name)}</a><br>")
-    return _html_page(f"Links for {project}", links)
-
-
-def _channel_json(projects: list[str]) -> str:
-    page = {
-        "meta": {"api-version": _API_VERSION},
-        "projects": [{"name": project} for project in projects],
-    }
-    return json.dumps(page, indent=1) + "\n"
-
-
-def _channel_html(projects: list[str]) -> str:
-    return _html_page("Simple index", [f'<a href="{p}/">{p}</a><br>' for p in projects])
-
-
-def _html_page(title: str, lines: list[str]) -> str:
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta name="pypi:repository-version" content="{_API_VERSION}">',
-            f"<title>{html.escape(title)}</title>",
-            "</head>",
-            "<body>",
-            f"<h1>{html.escape(title)}</h1>",
-            *lines,
-            "</body>",
-            "</html>",
-            "",
-        ]
+        yanked=_yanked_path(path).read_text().strip() if _yanked_path(path).exists() else None,
     )

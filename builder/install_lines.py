@@ -38,15 +38,20 @@ class PublicIndex:
 
 
 def install_lines(
-    index: str | Path, version: str, *, public: PublicIndex | None = None
+    index: str | Path,
+    version: str,
+    *,
+    public: PublicIndex | None = None,
+    complete: bool = False,
 ) -> tuple[str, str]:
     """Return the line for pip and the one for uv.
 
     :param index: URL or folder of a channel, with or without its ``simple`` at the end.
     :param public: asked from pip where it is not given.
+    :param complete: the index has the dependencies too (devpi, with a mirror among its bases).
     """
     requirement = f"{DISTRIBUTION}=={version}"
-    pip, uv = index_options(index, public)
+    pip, uv = only_index(index) if complete else index_options(index, public)
     lines = (
         shlex.join(["pip", "install", requirement, *pip]),
         shlex.join(["uv", "pip", "install", requirement, *uv]),
@@ -75,6 +80,14 @@ def index_options(
     return pip, uv
 
 
+def only_index(index: str | Path) -> tuple[list[str], list[str]]:
+    """Return the options that name this index and no other, for pip and for uv."""
+    private = simple_url(index)
+    host = _untrusted_host(private)
+    trusted = ["--trusted-host", host] if host else []
+    return ["--index-url", private, *trusted], ["--default-index", private]
+
+
 def simple_url(index: str | Path) -> str:
     """Return the URL that installers take, placeholder instead of one with credentials."""
     text = str(index)
@@ -84,7 +97,7 @@ def simple_url(index: str | Path) -> str:
     if has_credentials(url):
         return PRIVATE_PLACEHOLDER
     url = url.rstrip("/")
-    return f"{url}/" if url.endswith("/simple") else f"{url}/simple/"
+    return f"{url}/" if url.endswith(("/simple", "/+simple")) else f"{url}/simple/"
 
 
 def has_credentials(url: str) -> bool:

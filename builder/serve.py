@@ -27,9 +27,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.errors import BuilderError
-from builder.index import HTML_PAGE, JSON_PAGE, STABLE, channels, list_wheels, simple_folder
+from builder.index import STABLE, channels, list_wheels, simple_folder
 from builder.install_lines import PublicIndex, install_lines, public_index
 from builder.locations import DISTRIBUTION
+from builder.simple_pages import HTML_PAGE, JSON_PAGE
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 HTML_TYPE = "application/vnd.pypi.simple.v1+html"

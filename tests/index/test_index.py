@@ -117,7 +117,7 @@ def test_it_installs(environment, wheel, tmp_path, tool, way):
 
 def test_any_web_server_can_serve_it(environment, wheel, tmp_path):
     """The library's plain server, below a sub-path: no negotiation, html alone."""
-    publish(tmp_path / "root" / "sub" / "index", wheel, channel="stable")
+    publish(tmp_path / "root" / "sub" / "index", wheel, channel="stable", approved=sha256(wheel))
     with subprocess.Popen(
         [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"],
         cwd=tmp_path / "root", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -227,7 +227,7 @@ def test_channels_are_apart(tmp_path):
     staged = write_wheel(tmp_path, "0.20.2+glm5.2")
     released = write_wheel(tmp_path, "0.20.2+glm5.1")
     publish(index, staged)
-    publish(index, released, channel="stable")
+    publish(index, released, channel="stable", approved=sha256(released))
     assert channels(index) == ("stable", "staging")
     assert listed(index / "simple") == {released.name}
     assert listed(index / "staging" / "simple") == {staged.name}
@@ -238,7 +238,7 @@ def test_channels_are_apart(tmp_path):
 @pytest.mark.parametrize("name", ["simple", "../x", "", ".hidden", "a/b", "UPPER"])
 def test_channel_names(wheel, tmp_path, name):
     with pytest.raises(ValueError, match="channel"):
-        publish(tmp_path / "index", wheel, channel=name)
+        publish(tmp_path / "index", wheel, channel=name, approved=sha256(wheel))
 
 
 def test_wheels_are_listed_by_version(tmp_path):
@@ -275,7 +275,7 @@ def test_other_bytes_are_refused(wheel, tmp_path):
     other = write_wheel(tmp_path / "other", "0.20.2+glm5.1", {"vllm/__init__.py": "changed"})
     for channel in ("staging", "stable"):
         with pytest.raises(VersionExistsError) as caught:
-            publish(index, other, channel=channel)
+            publish(index, other, channel=channel, approved=sha256(other))
         assert sha256(wheel) in str(caught.value)
         assert sha256(other) in str(caught.value)
         assert caught.value.exit_code == 17
@@ -285,7 +285,7 @@ def test_other_bytes_are_refused(wheel, tmp_path):
 def test_a_wheel_that_changes_under_our_hands(wheel, tmp_path, monkeypatch):
     """It was compared with what another channel holds, and had other bytes when it was copied."""
     index = tmp_path / "index"
-    held = sha256(publish(index, wheel, channel="stable").path)
+    held = sha256(publish(index, wheel, channel="stable", approved=sha256(wheel)).path)
     other = write_wheel(tmp_path / "other", "0.20.2+glm5.1", {"vllm/__init__.py": "changed"})
     monkeypatch.setattr("builder.index.sha256_of", lambda _: held)
     with pytest.raises(AuditError, match="changed while"):
@@ -310,7 +310,7 @@ def test_one_wheel_for_a_version_and_machine(tmp_path):
 def test_a_released_wheel_keeps_its_bytes_in_another_channel(wheel, tmp_path):
     index = tmp_path / "index"
     staged = publish(index, wheel).path
-    assert not publish(index, staged, channel="stable").already_there
+    assert not publish(index, staged, channel="stable", approved=sha256(staged)).already_there
     assert listed(index / "simple") == listed(index / "staging" / "simple") == {wheel.name}
 
 

@@ -1,0 +1,240 @@
+"""What happens to a wheel after it was published: promoted to another channel, or yanked.
+
+A promotion goes through the same gate as a publication: the report is about the bytes in the first
+channel, and the second one holds those bytes or nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import urljoin
+
+from builder import atomic, index, publish, remote_index
+from builder.credentials import credentials_for
+from builder.errors import PackageIndexError, UnsupportedByServerError, UploadFailedError
+from builder.index import STABLE, STAGING, Entry
+from builder.install_lines import install_lines
+from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION, Cache, Project
+from builder.publish import Outcome, PublishedFile
+from builder.remote_index import Connection, Kind, RemoteFile, Server
+from builder.simple_pages import ListedWheel
+from builder.unit import alias_name, approve, gather, require_alias, version_of
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """What the user asks for.
+
+    :param what: a version (all its machines), or the file name of one wheel.
+    :param index: a folder, or the URL of a devpi index.
+    :param source: the channel that has the wheel; a server's URL says it already.
+    :param target: the channel that takes it; on devpi an index: NAME, or USER/NAME.
+    """
+
+    what: str
+    index: str
+    reports: tuple[Path, ...]
+    source: str = STAGING
+    target: str = STABLE
+
+
+def promote(promotion: Promotion, project: Project, cache: Cache, now: datetime) -> Outcome:
+    """Put what one channel has into another one as well.
+
+    :raises ReportRefused: a wheel has no report that lets it in; nothing was changed.
+    :raises PackageIndexError: the first channel lacks it.
+    :raises UnsupportedByServerError: the server has no channels.
+    """
+    folder = publish.folder_of(promotion.index)
+    if folder is not None:
+        return _in_folder(promotion, folder, project, now)
+    with Connection(promotion.index, credentials_for(promotion.index)) as connection:
+        server = remote_index.examine(promotion.index, connection)
+        if server.kind is not Kind.DEVPI:
+            raise UnsupportedByServerError(
+                f"{server.kind} has one channel: there is nothing to promote to",
+                where=server.url,
+                next_step="publish the tested wheel there: python -m builder publish WHEEL "
+                "--report REPORT --index URL",
+            )
+        return _on_devpi(promotion, server, connection, project, cache, now)
+
+
+def listed(folder: Path, channel: str, what: str) -> tuple[ListedWheel, ...]:
+    """Return our wheels of a version, or the one of that name.
+
+    :raises PackageIndexError: the channel has none.
+    """
+    ours = [w for w in index.list_wheels(folder, channel) if w.project == DISTRIBUTION]
+    found = tuple(wheel for wheel in ours if what in {wheel.version, wheel.path.name})
+    if not found:
+        versions = ", ".join(dict.fromkeys(wheel.version for wheel in ours))
+        raise _lacks(what, f"{folder} ({channel})", versions)
+    return found
+
+
+def _lacks(what: str, where: str, versions: str) -> PackageIndexError:
+    return PackageIndexError(
+        f"no {DISTRIBUTION} {what} there",
+        where=where,
+        details=(f"it has  {versions or 'nothing'}",),
+        next_step="give a version, or the file name of a wheel, that the channel lists",
+    )
+
+
+def _in_folder(promotion: Promotion, folder: Path, project: Project, now: datetime) -> Outcome:
+    wheels = [w.path for w in listed(folder, promotion.source, promotion.what)]
+    source = index.simple_folder(folder, promotion.source)
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        tested: list[Entry] = []
+        aliases: dict[str, Entry] = {}
+        for wheel in wheels:
+            verdict = approve(promotion.target, wheel, promotion.reports, project, now)
+            unit = gather(wheel, verdict, scratch)
+            tested += unit.entries()
+            alias = source / UPSTREAM_DISTRIBUTION / alias_name(unit.version)
+            if alias.is_file():
+                sha256 = require_alias(alias, unit.version, scratch)
+                aliases[alias.name] = Entry(alias, approved=sha256)
+        # The alias first: who sees the wheel sees it too.
+        entries = [*aliases.values(), *tested]
+        done = index.publish_together(folder, entries, channel=promotion.target)
+    return Outcome(
+        index=str(folder),
+        kind="directory",
+        channel=promotion.target,
+        version=unit.version,
+        files=tuple(
+            PublishedFile(entry.wheel.name, str(entry.approved), each.already_there)
+            for entry, each in zip(entries, done, strict=True)
+        ),
+        notes=(),
+        install=install_lines(index.simple_folder(folder, promotion.target), unit.version),
+    )
+
+
+def _on_devpi(
+    promotion: Promotion,
+    server: Server,
+    connection: Connection,
+    project: Project,
+    cache: Cache,
+    now: datetime,
+) -> Outcome:
+    """Push from stage to stage: the files are what the reports are about before and after it."""
+    user = server.stage.partition("/")[0]
+    name = promotion.target if "/" in promotion.target else f"{user}/{promotion.target}"
+    target = remote_index.examine(urljoin(server.url, f"/{name}/"), connection)
+    channel = publish.channel_of(target, None)
+    publish.require_keeping(target, channel)
+    files = remote_index.list_files(server, DISTRIBUTION, connection)
+    version, wheels = _pushed(promotion.what, files, server)
+    if server.volatile:
+        raise UnsupportedByServerError(
+            "the index is volatile: a wheel could be replaced between its check and the push",
+            where=server.url,
+            next_step=f"devpi index {server.stage} volatile=False",
+        )
+    approved: dict[str, str] = {}
+    alias = publish.find(server, alias_name(version), connection)
+    with atomic.scratch_folder(cache.work) as scratch:
+        if alias is not None:
+            path = remote_index.download(alias, scratch / "theirs", server, connection)
+            approved[alias.name] = require_alias(path, version, scratch / "ours")
+        for file in wheels:
+            wheel = remote_index.download(file, scratch, server, connection)
+            verdict = approve(channel, wheel, promotion.reports, project, now)
+            approved[file.name] = gather(wheel, verdict, scratch).sha256
+            wheel.unlink()
+    before = _held(target, version, connection)
+    for file_name, sha256 in approved.items():
+        publish.is_there(file_name, sha256, target, connection)
+    projects = [UPSTREAM_DISTRIBUTION] if alias is not None else []
+    for each in (*projects, DISTRIBUTION):
+        if any(index.parse(Path(n)).project == each and n not in before for n in approved):
+            remote_index.push(server, each, version, target.stage, connection)
+    after = _held(target, version, connection)
+    if after != approved | before:
+        raise UploadFailedError(
+            "the index has not what was promoted; somebody else may have uploaded just now",
+            where=target.url,
+            details=tuple(f"{sha256}  {name}" for name, sha256 in sorted(after.items())),
+            next_step="compare that list with the reports; run the command again",
+        )
+    return Outcome(
+        index=target.url,
+        kind=str(target.kind),
+        channel=channel,
+        version=version,
+        files=tuple(PublishedFile(n, sha256, n in before) for n, sha256 in approved.items()),
+        notes=(),
+        install=install_lines(target.simple, version, complete=target.complete),
+    )
+
+
+def _pushed(what: str, files: Sequence[RemoteFile], server: Server) -> tuple[str, list[RemoteFile]]:
+    """Return what devpi's push takes along: all files of the version.
+
+    :raises UnsupportedByServerError: one wheel of several was asked for.
+    """
+    wheels = [file for file in files if file.name.endswith(".whl")]
+    found = [f for f in wheels if what in {f.name, version_of(Path(f.name))}]
+    if not found:
+        versions = dict.fromkeys(version_of(Path(file.name)) for file in wheels)
+        raise _lacks(what, server.url, ", ".join(versions))
+    version = version_of(Path(found[0].name))
+    pushed = [file for file in wheels if version_of(Path(file.name)) == version]
+    if len(pushed) != len(found):
+        raise UnsupportedByServerError(
+            "devpi pushes all files of a version, not one wheel of it",
+            where=server.url,
+            details=tuple(file.name for file in pushed),
+            next_step=f"promote {version}, with a report for each of them",
+        )
+    return version, pushed
+
+
+def _held(server: Server, version: str, connection: Connection) -> dict[str, str]:
+    """Return the sha256 of each file that an index has of a version, the alias included."""
+    return {
+        file.name: remote_index.sha256_of(file, server, connection)
+        for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
+        for file in remote_index.list_files(server, project, connection)
+        if file.name.endswith(".whl") and version_of(Path(file.name)) == version
+    }
+
+
+def yank(location: str, channel: str, what: str, reason: str | None) -> tuple[ListedWheel, ...]:
+    """Mark wheels in a directory index as not to be taken any more (PEP 592); None undoes it.
+
+    What installs by an exact pin goes on installing. The alias follows its wheels.
+
+    :raises UnsupportedByServerError: neither pypiserver nor devpi knows the mark.
+    :raises PackageIndexError: the channel has no such wheel.
+    """
+    folder = publish.folder_of(location)
+    if folder is None:
+        with Connection(location, credentials_for(location)) as connection:
+            server = remote_index.examine(location, connection)
+        raise UnsupportedByServerError(
+            f"{server.kind} cannot yank (PEP 592)",
+            where=server.url,
+            next_step="publish a newer revision (+glm5.N), which installers prefer; or delete the "
+            "file on the server",
+        )
+    marked = {wheel.path.name for wheel in listed(folder, channel, what)}
+    everything = index.list_wheels(folder, channel)
+    versions = {wheel.version for wheel in everything if wheel.path.name in marked}
+    for version in versions:
+        ours = [w for w in everything if w.project == DISTRIBUTION and w.version == version]
+        left = [w for w in ours if w.path.name not in marked and w.yanked is None]
+        if not left:  # the alias stands for nothing any more; or again, where this undoes it
+            marked.add(alias_name(version))
+    wheels = [wheel for wheel in everything if wheel.path.name in marked]
+    index.set_yanked(folder, channel, wheels, reason)
+    return tuple(w for w in index.list_wheels(folder, channel) if w.path.name in marked)

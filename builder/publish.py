@@ -1,0 +1,311 @@
+"""The stage that publishes: a wheel and its GPU report in, an entry of an index out.
+
+Nothing but staging takes a wheel without a report that satisfies the channel's policy, and what is
+published is what the report is about: the directory index compares the bytes that it copies, a
+server is read after the upload.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from builder import index, metadata, remote_index
+from builder.console import say
+from builder.credentials import credentials_for
+from builder.errors import (
+    UnsupportedByServerError,
+    UploadFailedError,
+    VersionExistsError,
+)
+from builder.index import STABLE, STAGING, Entry
+from builder.install_lines import install_lines
+from builder.locations import Project
+from builder.remote_index import Connection, Kind, RemoteFile, Server
+from builder.unit import Unit, approve, gather
+
+_SETTLE = (0.5, 1, 2, 4, 8)  # seconds between looks at a file that another publisher may be sending
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for.
+
+    :param index: a folder, or the URL of a server.
+    :param channel: None takes the index's own: devpi's name of it, else stable.
+    :param require_metadata: refuse a server whose pages say neither Requires-Python nor METADATA.
+    """
+
+    wheel: Path
+    index: str
+    reports: tuple[Path, ...] = ()
+    channel: str | None = None
+    require_metadata: bool = False
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file as the index lists it now."""
+
+    name: str
+    sha256: str
+    already_there: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a version can be installed from now.
+
+    :param notes: what this kind of index cannot do.
+    :param install: the lines for pip and uv.
+    """
+
+    index: str
+    kind: str
+    channel: str
+    version: str
+    files: tuple[PublishedFile, ...]
+    notes: tuple[str, ...]
+    install: tuple[str, ...]
+
+
+def folder_of(location: str) -> Path | None:
+    """Return the folder of a directory index; None where the text is the URL of a server."""
+    parts = urlsplit(location)
+    if parts.scheme in {"http", "https"}:
+        return None
+    return Path(unquote(parts.path) if parts.scheme == "file" else location).absolute()
+
+
+def publish(request: Request, project: Project, now: datetime) -> Outcome:
+    """Publish a wheel, and the alias that lies beside it.
+
+    :raises ReportRefused: no report lets it into the channel; nothing was changed.
+    :raises VersionExistsError: the index has other bytes under that version.
+    :raises UploadRefusedError, UnsupportedByServerError, UploadFailedError: a server's refusals.
+    """
+    folder = folder_of(request.index)
+    if folder is not None:
+        return _into_folder(request, folder, project, now)
+    credentials = credentials_for(request.index)
+    with Connection(request.index, credentials) as connection:
+        server = remote_index.examine(request.index, connection)
+        return _to_server(request, server, connection, project, now)
+
+
+def _into_folder(request: Request, folder: Path, project: Project, now: datetime) -> Outcome:
+    channel = request.channel or STABLE
+    verdict = approve(channel, request.wheel, request.reports, project, now)
+    with tempfile.TemporaryDirectory() as scratch:
+        unit = gather(request.wheel, verdict, Path(scratch))
+        entries = unit.entries()
+        published = index.publish_together(folder, entries, channel=channel)
+        files = tuple(
+            PublishedFile(entry.wheel.name, entry.approved or unit.sha256, done.already_there)
+            for entry, done in zip(entries, published, strict=True)
+        )
+    return Outcome(
+        index=str(folder),
+        kind="directory",
+        channel=channel,
+        version=unit.version,
+        files=files,
+        notes=_missing_provenance(unit),
+        install=install_lines(index.simple_folder(folder, channel), unit.version),
+    )
+
+
+def _missing_provenance(unit: Unit) -> tuple[str, ...]:
+    if any(name.endswith(".provenance.json") for name in unit.beside):
+        return ()
+    return (f"no {unit.wheel.name}.provenance.json lies beside the wheel: none was published",)
+
+
+def channel_of(server: Server, asked: str | None) -> str:
+    """Return the channel that an index of a server is.
+
+    A devpi index is the channel that its name says. Everything else is released to users, and asks
+    for a report.
+
+    :raises UnsupportedByServerError: that index is another channel.
+    """
+    name = server.stage.rpartition("/")[2]
+    own = name if name == STAGING or name.startswith(STABLE) else None
+    if asked == STAGING != own:
+        raise UnsupportedByServerError(
+            "staging on a server is a devpi index of that name; all others take tested wheels only",
+            where=server.url,
+            next_step="give --report, or --index https://HOST/USER/staging/ of a devpi server",
+        )
+    if own is not None and asked not in {None, own}:
+        raise UnsupportedByServerError(
+            f"the index {server.stage} is the channel {own}, not {asked}",
+            where=server.url,
+            next_step="leave --channel out, or give another index; python -m builder promote takes "
+            "a wheel from one to the other",
+        )
+    if asked is not None and not asked.startswith(STABLE) and asked != name:
+        raise UnsupportedByServerError(
+            f"the channel {asked} on a server is a devpi index of that name",
+            where=server.url,
+            next_step=f"give the URL of the index {asked}, or --channel {STABLE}",
+        )
+    return asked or own or STABLE
+
+
+def _to_server(
+    request: Request, server: Server, connection: Connection, project: Project, now: datetime
+) -> Outcome:
+    channel = channel_of(server, request.channel)
+    require_keeping(server, channel)
+    if request.require_metadata and server.kind is not Kind.DEVPI:
+        raise UnsupportedByServerError(
+            f"the pages of {server.kind} have neither requires-python nor metadata (PEP 658)",
+            where=server.url,
+            next_step="leave --require-metadata out, or publish to a directory index or to devpi",
+        )
+    verdict = approve(channel, request.wheel, request.reports, project, now)
+    remote_index.require_upload_right(server, connection)
+    if not server.loses_cut_uploads:
+        say(
+            "this server runs on wsgiref, which keeps the first half of an upload that is cut: "
+            "start it with --server waitress (pip install waitress)"
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        unit = gather(request.wheel, verdict, Path(scratch))
+        files = tuple(_send(entry, server, connection) for entry in unit.entries())
+        listed = find(server, request.wheel.name, connection)
+        notes = _notes(unit, listed, server)
+    if request.require_metadata and listed is not None and not listed.has_metadata:
+        raise UnsupportedByServerError(
+            "the wheel is published, and the page has no metadata (PEP 658)",
+            where=server.url,
+            next_step="start devpi-server with --enable-core-metadata",
+        )
+    return Outcome(
+        index=server.url,
+        kind=str(server.kind),
+        channel=channel,
+        version=unit.version,
+        files=files,
+        notes=notes,
+        install=install_lines(server.simple, unit.version, complete=server.complete),
+    )
+
+
+def require_keeping(server: Server, channel: str) -> None:
+    """Refuse an index where the bytes of a released version could be replaced.
+
+    :raises UnsupportedByServerError: it is volatile.
+    """
+    if server.volatile and channel != STAGING:
+        raise UnsupportedByServerError(
+            "the index is volatile: anybody who may upload can replace a released wheel",
+            where=server.url,
+            next_step=f"devpi index {server.stage} volatile=False",
+        )
+
+
+def find(server: Server, name: str, connection: Connection) -> RemoteFile | None:
+    """Return a file of the server by its name."""
+    project = index.parse(Path(name)).project
+    files = remote_index.list_files(server, project, connection)
+    return next((file for file in files if file.name == name), None)
+
+
+def is_there(
+    name: str, sha256: str, server: Server, connection: Connection, ours: Path | None = None
+) -> bool:
+    """Tell whether the server has these bytes under this name.
+
+    :param ours: the wheel, to compare with what an upload that was cut may have left.
+    :raises VersionExistsError: it has another wheel of that version for that machine.
+    """
+    wheel = index.parse(Path(name))
+    for file in remote_index.list_files(server, wheel.project, connection):
+        if not file.name.endswith(".whl") or not wheel.excludes(index.parse(Path(file.name))):
+            continue
+        theirs = remote_index.sha256_of(file, server, connection)
+        if file.name == name and theirs == sha256:
+            return True
+        facts = (f"sha256 there  {theirs}  {file.name}", f"sha256 given  {sha256}  {name}")
+        if ours and file.name == name and remote_index.is_cut(file, ours, server, connection):
+            raise _CutError(
+                "the server has the first part of this wheel, from an upload that was cut",
+                where=file.url,
+                details=facts,
+                next_step=f"delete {file.name} on the server, then publish again",
+            )
+        raise VersionExistsError(
+            f"the server has another wheel of {wheel.project} {wheel.version} for that machine",
+            where=file.url,
+            details=facts,
+            next_step="raise N of +glm5.N (python -m builder revision --tag TAG --raise) and "
+            "build again; what was published stays as it is",
+        )
+    return False
+
+
+class _CutError(VersionExistsError):
+    """A part of the wheel is there; it is whole soon where another publisher sends it just now."""
+
+
+def _settled(entry: Entry, sha256: str, server: Server, connection: Connection) -> bool:
+    """Look again where another publisher may be sending this very file just now."""
+    for pause in _SETTLE:
+        try:
+            return is_there(entry.wheel.name, sha256, server, connection, entry.wheel)
+        except _CutError:
+            time.sleep(pause)
+    return is_there(entry.wheel.name, sha256, server, connection, entry.wheel)
+
+
+def _send(entry: Entry, server: Server, connection: Connection) -> PublishedFile:
+    sha256 = entry.approved
+    assert sha256 is not None  # noqa: S101 - a unit's entries have one
+    if _settled(entry, sha256, server, connection):
+        return PublishedFile(entry.wheel.name, sha256, already_there=True)
+    try:
+        remote_index.upload(entry.wheel, sha256, server, connection)
+    except UploadFailedError:
+        # The answer alone may be lost, or another publisher was quicker with the same bytes.
+        if not _settled(entry, sha256, server, connection):
+            raise
+    if not _settled(entry, sha256, server, connection):
+        raise UploadFailedError(
+            "the server took the file and does not list it",
+            where=server.simple,
+            next_step="look into the server's log, then run the command again",
+        )
+    return PublishedFile(entry.wheel.name, sha256, already_there=False)
+
+
+def _notes(unit: Unit, listed: RemoteFile | None, server: Server) -> tuple[str, ...]:
+    notes = []
+    if unit.beside:
+        notes.append(
+            f"{server.kind} keeps no attestations (PEP 740) and no other files: "
+            f"{', '.join(sorted(unit.beside))} stay where you have them"
+        )
+    notes += _missing_provenance(unit)
+    if listed is not None and not listed.has_metadata:
+        notes.append(
+            f"the page of {server.kind} has no metadata (PEP 658): installers read it from the "
+            "wheel"
+            + (", which --enable-core-metadata changes" if server.kind is Kind.DEVPI else "")
+        )
+    if listed is not None and listed.requires_python is None and _requires_python(unit.wheel):
+        notes.append(
+            f"the page of {server.kind} has no requires-python: an unfit Python finds out late"
+        )
+    return tuple(notes)
+
+
+def _requires_python(wheel: Path) -> str | None:
+    with wheel.open("rb") as file:
+        fields = metadata.parse(index.read_metadata(file, wheel).decode())
+    return next(iter(fields.values("Requires-Python")), None)

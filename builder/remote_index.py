@@ -1,0 +1,424 @@
+"""Package servers that take uploads: devpi, pypiserver, and what else twine can upload to.
+
+twine sends the file (streamed, so that its size does not matter); pypi-simple reads the pages. A
+server is asked before 250 MB travel whether it would take them, and read after that: what counts
+is what it lists, not what it answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urljoin, urlsplit
+
+from builder import atomic
+from builder.console import is_terminal
+from builder.credentials import Credentials
+from builder.errors import (
+    AuditError,
+    PackageIndexError,
+    UnsupportedByServerError,
+    UploadFailedError,
+    UploadRefusedError,
+)
+
+if TYPE_CHECKING:
+    import requests
+
+_TIMEOUT = 60  # seconds without an answer; devpi hashes what it got before it gives one
+_CHUNK = 1 << 20
+_DENIED = (401, 403)
+
+
+class Kind(StrEnum):
+    DEVPI = "devpi"
+    PYPISERVER = "pypiserver"
+    OTHER = "another server"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A package server, or the one index of a devpi server, as it describes itself.
+
+    :param url: takes uploads.
+    :param simple: the URL for installers.
+    :param stage: devpi's USER/INDEX; empty elsewhere.
+    :param volatile: lets files be replaced (devpi); None where the server does not tell.
+    :param uploaders: who may upload (devpi's ``acl_upload``); None where it does not tell.
+    :param complete: inherits a mirror of the public index, so that it has the dependencies too.
+    :param loses_cut_uploads: False where it keeps the first half of an upload that broke off.
+    """
+
+    kind: Kind
+    url: str
+    simple: str
+    stage: str = ""
+    volatile: bool | None = None
+    uploaders: tuple[str, ...] | None = None
+    complete: bool = False
+    loses_cut_uploads: bool = True
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as the server's page lists it.
+
+    :param sha256: None where the page has another hash or none.
+    """
+
+    name: str
+    url: str
+    sha256: str | None
+    requires_python: str | None
+    has_metadata: bool
+
+
+class Connection:
+    """Requests to one host, with the credentials for it and for nobody else."""
+
+    def __init__(self, url: str, credentials: Credentials | None) -> None:
+        import requests  # noqa: PLC0415 - slow to import
+
+        self.credentials = credentials
+        self._origin = urlsplit(url)[:2]
+        self._session = requests.Session()
+        self._session.verify = certificates() or True
+        if credentials is not None:
+            self._session.auth = (credentials.username, credentials.password)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+    def ask(self, method: str, url: str, **options: Any) -> requests.Response:  # noqa: ANN401
+        """Send a request; follow redirects on the host only.
+
+        pypiserver redirects to the public index for what it lacks, which is no answer to us.
+
+        :raises PackageIndexError: no answer, or one with a status of 500 and more.
+        :raises UploadRefusedError: the server does not know us, or denies it to us.
+        """
+        import requests  # noqa: PLC0415 - slow to import
+
+        try:
+            for _ in range(5):
+                answer = self._session.request(
+                    method, url, timeout=_TIMEOUT, allow_redirects=False, **options
+                )
+                target = urljoin(url, answer.headers.get("Location", ""))
+                if not answer.is_redirect or urlsplit(target)[:2] != self._origin:
+                    break
+                url = target
+        except requests.RequestException as error:
+            raise _unreachable(url, error) from error
+        if answer.status_code in _DENIED:
+            raise denied(url, answer.status_code, self.credentials)
+        if answer.status_code >= 500:
+            raise PackageIndexError(
+                f"the server answers {answer.status_code} {answer.reason}",
+                where=url,
+                next_step="look into the server's log, then run the command again",
+            )
+        return answer
+
+
+def certificates() -> str | None:
+    """Return the file of certificates that the user configured for twine, requests or pip."""
+    names = ("TWINE_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
+def denied(url: str, status: int, credentials: Credentials | None) -> UploadRefusedError:
+    """Return the error for 401 and 403, which says whose credentials were tried."""
+    who = "nobody: no credentials are configured for this URL"
+    if credentials is not None:
+        who = f"{credentials.username} (from {credentials.source})"
+    return UploadRefusedError(
+        f"the server answers {status}: a wrong password, or no right to do this",
+        where=url,
+        details=(f"asked as  {who}",),
+        next_step="set TWINE_USERNAME and TWINE_PASSWORD, or write ~/.netrc, or run: "
+        "keyring set URL USER; the server's administrator gives the right to upload",
+    )
+
+
+def _unreachable(url: str, error: Exception) -> PackageIndexError:
+    return PackageIndexError(
+        f"the package server gives no answer: {type(error).__name__}",
+        where=url,
+        next_step="check the URL and that the server runs, then run the command again",
+    )
+
+
+def examine(url: str, connection: Connection) -> Server:
+    """Ask a server what it is.
+
+    :raises PackageIndexError: it gives no answer, or devpi has no such index.
+    :raises UnsupportedByServerError: it takes no uploads.
+    """
+    url = f"{url.rstrip('/').removesuffix('/simple').removesuffix('/+simple')}/"
+    _refuse_the_public_index(url)
+    answer = connection.ask("GET", url, headers={"Accept": "application/json, text/html;q=0.9"})
+    software = answer.headers.get("Server", "")
+    if "X-Devpi-Server-Version" in answer.headers:
+        return _examine_devpi(url, answer, connection)
+    if software.startswith("vllm-glm5-index"):
+        raise UnsupportedByServerError(
+            "a directory index that is served takes no uploads",
+            where=url,
+            next_step="publish on the machine that has the folder: --index FOLDER",
+        )
+    kind = Kind.PYPISERVER if "pypiserver" in answer.text.lower() else Kind.OTHER
+    return Server(
+        kind=kind,
+        url=url,
+        simple=f"{url}simple/",
+        loses_cut_uploads=not software.startswith("WSGIServer"),
+    )
+
+
+def _refuse_the_public_index(url: str) -> None:
+    from twine import utils  # noqa: PLC0415 - slow to import
+
+    public = {urlsplit(each).netloc for each in (utils.DEFAULT_REPOSITORY, utils.TEST_REPOSITORY)}
+    if urlsplit(url).netloc in public:
+        raise UnsupportedByServerError(
+            "the public index takes no local versions (+glm5.N), which is what all wheels have",
+            where=url,
+            next_step="publish to an index of your own: --index",
+        )
+
+
+def _examine_devpi(url: str, answer: requests.Response, connection: Connection) -> Server:
+    offered = _result(connection.ask("GET", f"{url}+api")) if answer.ok else {}
+    if "pypisubmit" not in offered:
+        raise PackageIndexError(
+            "this devpi server has no such index",
+            where=url,
+            next_step="give the URL of an index (https://HOST/USER/INDEX/); one is made with: "
+            "devpi index -c USER/INDEX bases=root/pypi volatile=False",
+        )
+    settings = _result(answer)
+    simple = str(offered["simpleindex"])
+    index = str(offered["index"])
+    base = index.rsplit("/", 2)[0]
+    stage = index.removeprefix(f"{base}/")
+    status = (*offered.get("authstatus", ()), "")[0]
+    if connection.credentials is not None and status != "ok":
+        raise denied(url, 401, connection.credentials)
+    return Server(
+        kind=Kind.DEVPI,
+        # The server's own name for itself may be another one, such as behind a proxy.
+        url=url,
+        simple=f"{url}+simple/" if urlsplit(simple)[:2] != urlsplit(url)[:2] else simple,
+        stage=stage,
+        volatile=bool(settings.get("volatile", True)),
+        uploaders=tuple(settings.get("acl_upload", ())),
+        complete=_inherits_mirror(f"{url.rstrip('/').rsplit('/', 2)[0]}/", settings, connection),
+    )
+
+
+def _result(answer: requests.Response) -> dict[str, Any]:
+    try:
+        result = answer.json()["result"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
+def _inherits_mirror(root: str, settings: dict[str, Any], connection: Connection) -> bool:
+    waiting, seen = [*settings.get("bases", ())], set[str]()
+    while waiting:
+        name = str(waiting.pop())
+        if name in seen:
+            continue
+        seen.add(name)
+        answer = connection.ask("GET", f"{root}{name}", headers={"Accept": "application/json"})
+        found = _result(answer)
+        if found.get("type") == "mirror":
+            return True
+        waiting += found.get("bases", ())
+    return False
+
+
+def require_upload_right(server: Server, connection: Connection) -> None:
+    """Find out whether an upload would be refused, before its body travels.
+
+    :raises UploadRefusedError: a wrong password, no credentials, or no right.
+    """
+    if server.kind is Kind.PYPISERVER:
+        # It ignores `verify`, after it has looked at who asks.
+        connection.ask("POST", server.url, data={":action": "verify"})
+    elif server.uploaders is not None:
+        name = connection.credentials.username if connection.credentials else ""
+        groups = [each for each in server.uploaders if each.startswith(":")]
+        if not groups and name not in server.uploaders:
+            raise denied(server.url, 403, connection.credentials)
+
+
+def list_files(server: Server, project: str, connection: Connection) -> tuple[RemoteFile, ...]:
+    """Return the files of a project that this very index has; what it inherits does not count.
+
+    :raises PackageIndexError: no answer, or a page that is none.
+    """
+    from pypi_simple import ACCEPT_ANY, ProjectPage  # noqa: PLC0415 - slow to import
+
+    url = urljoin(server.simple, f"{project}/")
+    answer = connection.ask("GET", url, headers={"Accept": ACCEPT_ANY})
+    if answer.status_code != 200:  # 404, or pypiserver's redirect to the public index
+        return ()
+    try:
+        packages = ProjectPage.from_response(answer, project).packages
+    except ValueError as error:
+        raise PackageIndexError(
+            f"not a page of PEP 503 or 691: {error}",
+            where=url,
+            next_step="check the URL of the index",
+        ) from error
+    if server.stage:
+        packages = [p for p in packages if f"/{server.stage}/+" in urlsplit(p.url).path]
+    return tuple(
+        RemoteFile(
+            name=package.filename,
+            url=package.url,
+            sha256=package.digests.get("sha256"),
+            requires_python=package.requires_python,
+            has_metadata=bool(package.has_metadata),
+        )
+        for package in packages
+    )
+
+
+@contextlib.contextmanager
+def _body(file: RemoteFile, server: Server, connection: Connection) -> Iterator[Iterator[bytes]]:
+    if urlsplit(file.url)[:2] != urlsplit(server.url)[:2]:
+        raise PackageIndexError(
+            "the page names a file on another host, which does not get our credentials",
+            where=file.url,
+            next_step="give the URL of the index that has the file",
+        )
+    with connection.ask("GET", file.url, stream=True) as answer:
+        if answer.status_code != 200:
+            raise PackageIndexError(
+                f"the server lists the file and answers {answer.status_code} to a request for it",
+                where=file.url,
+                next_step="look into the server's log",
+            )
+        yield answer.iter_content(_CHUNK)
+
+
+def sha256_of(file: RemoteFile, server: Server, connection: Connection) -> str:
+    """Return the page's hash; where it has none, that of the file as it comes."""
+    if file.sha256 is not None:
+        return file.sha256
+    digest = hashlib.sha256()
+    with _body(file, server, connection) as chunks:
+        for chunk in chunks:
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def download(file: RemoteFile, folder: Path, server: Server, connection: Connection) -> Path:
+    """Download a file of the server and compare its hash with the page's."""
+    digest = hashlib.sha256()
+    path = folder / Path(file.name).name
+    with _body(file, server, connection) as chunks, atomic.replacing(path) as copy:
+        for chunk in chunks:
+            digest.update(chunk)
+            copy.write(chunk)
+        if file.sha256 not in {None, digest.hexdigest()}:
+            raise UploadFailedError(
+                "the file is not what the server's page says",
+                where=file.url,
+                details=(f"page  {file.sha256}", f"file  {digest.hexdigest()}"),
+                next_step="have the server's storage examined (devpi-fsck)",
+            )
+    return path
+
+
+def is_cut(file: RemoteFile, wheel: Path, server: Server, connection: Connection) -> bool:
+    """Tell whether the server's file is the beginning of ours: an upload that broke off."""
+    with _body(file, server, connection) as chunks, wheel.open("rb") as ours:
+        if any(chunk != ours.read(len(chunk)) for chunk in chunks):
+            return False
+        return bool(ours.read(1))
+
+
+def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> None:
+    """Send one wheel with twine.
+
+    :raises AuditError: it has another sha256 by now.
+    :raises UploadRefusedError: a wrong password, or no right to upload.
+    :raises UploadFailedError: the connection broke, or another answer than "done".
+    """
+    import requests  # noqa: PLC0415 - slow to import
+    from twine.package import PackageFile  # noqa: PLC0415
+    from twine.repository import Repository  # noqa: PLC0415
+
+    who = connection.credentials
+    package = PackageFile.from_filename(str(wheel), comment=None)
+    if package.sha2_digest != sha256:
+        raise AuditError(
+            "the wheel changed while it was published",
+            where=str(wheel),
+            next_step="let its build finish, then publish again",
+        )
+    with contextlib.redirect_stdout(sys.stderr):  # twine prints progress where results belong
+        repository = Repository(
+            server.url,
+            who.username if who else None,
+            who.password if who else None,
+            disable_progress_bar=not is_terminal(),
+        )
+        repository.set_certificate_authority(certificates())
+        try:
+            answer = repository.upload(package)
+        except requests.RequestException as error:
+            raise UploadFailedError(
+                f"the upload broke off: {type(error).__name__}",
+                where=server.url,
+                next_step="run the command again; what was sent does not count",
+            ) from error
+        finally:
+            repository.close()
+    if answer.status_code in _DENIED:
+        raise denied(server.url, answer.status_code, who)
+    if answer.status_code != 200:
+        raise UploadFailedError(
+            f"the server answers {answer.status_code} {answer.reason}",
+            where=server.url,
+            details=tuple(answer.text.strip().splitlines()[:3]),
+            next_step="run the command again; where another publisher was quicker, it says so",
+        )
+
+
+def push(server: Server, project: str, version: str, target: str, connection: Connection) -> None:
+    """Copy all files of a version from this devpi index to another one of the same server.
+
+    :param target: USER/INDEX.
+    :raises UploadRefusedError: no right to upload there.
+    :raises UploadFailedError: it was not done.
+    """
+    answer = connection.ask(
+        "POST", server.url, json={"name": project, "version": version, "targetindex": target}
+    )
+    if answer.status_code != 200:
+        try:
+            said = str(answer.json().get("message", ""))
+        except (ValueError, AttributeError):
+            said = ""
+        raise UploadFailedError(
+            f"devpi answers {answer.status_code} to the push of {project} {version}",
+            where=f"{server.stage} -> {target}",
+            details=(said,) if said else (),
+            next_step="check that the target exists and what it holds, then run the command again",
+        )
