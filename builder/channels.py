@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import urljoin
 
 from builder import atomic, index, publish, remote_index
 from builder.credentials import credentials_for
@@ -129,7 +128,8 @@ def _on_devpi(
     """Push from stage to stage: the files are what the reports are about before and after it."""
     user = server.stage.partition("/")[0]
     name = promotion.target if "/" in promotion.target else f"{user}/{promotion.target}"
-    target = remote_index.examine(urljoin(server.url, f"/{name}/"), connection)
+    root = server.url.rstrip("/").rsplit("/", 2)[0]
+    target = remote_index.examine(f"{root}/{name}/", connection)
     channel = publish.channel_of(target, None)
     publish.require_keeping(target, channel)
     files = remote_index.list_files(server, DISTRIBUTION, connection)
@@ -140,24 +140,19 @@ def _on_devpi(
             where=server.url,
             next_step=f"devpi index {server.stage} volatile=False",
         )
-    approved: dict[str, str] = {}
     alias = publish.find(server, alias_name(version), connection)
     with atomic.scratch_folder(cache.work) as scratch:
+        entries: list[Entry] = []
         if alias is not None:
             path = remote_index.download(alias, scratch / "theirs", server, connection)
-            approved[alias.name] = require_alias(path, version, scratch / "ours")
+            entries = [Entry(path, approved=require_alias(path, version, scratch / "ours"))]
         for file in wheels:
             wheel = remote_index.download(file, scratch, server, connection)
             verdict = approve(channel, wheel, promotion.reports, project, now)
-            approved[file.name] = gather(wheel, verdict, scratch).sha256
-            wheel.unlink()
-    before = _held(target, version, connection)
-    for file_name, sha256 in approved.items():
-        publish.is_there(file_name, sha256, target, connection)
-    projects = [UPSTREAM_DISTRIBUTION] if alias is not None else []
-    for each in (*projects, DISTRIBUTION):
-        if any(index.parse(Path(n)).project == each and n not in before for n in approved):
-            remote_index.push(server, each, version, target.stage, connection)
+            entries.append(gather(wheel, verdict, scratch / "ours").entries()[-1])
+        before = _held(target, version, connection)
+        _copy(entries, server, target, version, connection)
+    approved = {entry.wheel.name: str(entry.approved) for entry in entries}
     after = _held(target, version, connection)
     if after != approved | before:
         raise UploadFailedError(
@@ -175,6 +170,31 @@ def _on_devpi(
         notes=(),
         install=install_lines(target.simple, version, complete=target.complete),
     )
+
+
+def _copy(
+    entries: Sequence[Entry], server: Server, target: Server, version: str, connection: Connection
+) -> None:
+    """Push each project that the target lacks; upload what is missing of the others.
+
+    devpi refuses the push of a version of which a non-volatile index has one file already, such as
+    another machine's wheel.
+    """
+    missing = [
+        entry
+        for entry in entries
+        if not publish.is_there(entry.wheel.name, str(entry.approved), target, connection)
+    ]
+    for project in (UPSTREAM_DISTRIBUTION, DISTRIBUTION):  # the alias first, as everywhere
+        all_, waiting = (
+            [entry for entry in some if index.parse(entry.wheel).project == project]
+            for some in (entries, missing)
+        )
+        if waiting and waiting == all_:
+            remote_index.push(server, project, version, target.stage, connection)
+        else:
+            for entry in waiting:
+                publish.send(entry, target, connection)
 
 
 def _pushed(what: str, files: Sequence[RemoteFile], server: Server) -> tuple[str, list[RemoteFile]]:

@@ -173,11 +173,11 @@ def _to_server(
     if not server.loses_cut_uploads:
         say(
             "this server runs on wsgiref, which keeps the first half of an upload that is cut: "
-            "start it with --server waitress (pip install waitress)"
+            "install waitress beside it (pip install waitress), which it takes by itself"
         )
     with tempfile.TemporaryDirectory() as scratch:
         unit = gather(request.wheel, verdict, Path(scratch))
-        files = tuple(_send(entry, server, connection) for entry in unit.entries())
+        files = tuple(send(entry, server, connection) for entry in unit.entries())
         listed = find(server, request.wheel.name, connection)
         notes = _notes(unit, listed, server)
     if request.require_metadata and listed is not None and not listed.has_metadata:
@@ -264,7 +264,12 @@ def _settled(entry: Entry, sha256: str, server: Server, connection: Connection) 
     return is_there(entry.wheel.name, sha256, server, connection, entry.wheel)
 
 
-def _send(entry: Entry, server: Server, connection: Connection) -> PublishedFile:
+def send(entry: Entry, server: Server, connection: Connection) -> PublishedFile:
+    """Upload one approved wheel, and see it listed.
+
+    :raises VersionExistsError: the server has other bytes under that version.
+    :raises UploadFailedError: it is not listed.
+    """
     sha256 = entry.approved
     assert sha256 is not None  # noqa: S101 - a unit's entries have one
     if _settled(entry, sha256, server, connection):

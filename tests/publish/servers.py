@@ -50,7 +50,7 @@ def _running(command, url, log: Path):
 
 
 @contextlib.contextmanager
-def pypiserver(folder: Path, *options, passwords=True, software="waitress", fallback=None):
+def pypiserver(folder: Path, *options, passwords=True, software="auto", fallback=None):
     """``pypi-server run`` with an htpasswd file; gives its URL."""
     packages = folder / "packages"
     packages.mkdir(parents=True, exist_ok=True)
@@ -104,6 +104,9 @@ def devpi(folder: Path):
     )  # fmt: skip
     port = free_port()
     url = f"http://127.0.0.1:{port}/"
-    command = [TOOLS / "devpi-server", *options, "--host", "127.0.0.1", "--port", str(port)]
+    # The least that argon2 takes: it hashes the password of each single request.
+    quick = ["--argon2-memory-cost", "8", "--argon2-parallelism", "1", "--argon2-time-cost", "1"]
+    command = [TOOLS / "devpi-server", *options, *quick, "--host", "127.0.0.1"]
+    command += ["--port", str(port)]
     with _running([*command, "--enable-core-metadata"], f"{url}+api", log):
         yield Devpi(url, log)
