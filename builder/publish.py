@@ -28,7 +28,7 @@ from builder.locations import Project
 from builder.remote_index import Connection, Kind, RemoteFile, Server
 from builder.unit import Unit, approve, gather
 
-_SETTLE = (0.5, 1, 2, 4, 8)  # seconds between looks at a file that another publisher may be sending
+_SETTLE = 2  # seconds between looks at a file that another publisher may be sending
 
 
 @dataclass(frozen=True)
@@ -256,12 +256,15 @@ class _CutError(VersionExistsError):
 
 def _settled(entry: Entry, sha256: str, server: Server, connection: Connection) -> bool:
     """Look again where another publisher may be sending this very file just now."""
-    for pause in _SETTLE:
+    before = ""
+    while True:
         try:
             return is_there(entry.wheel.name, sha256, server, connection, entry.wheel)
-        except _CutError:
-            time.sleep(pause)
-    return is_there(entry.wheel.name, sha256, server, connection, entry.wheel)
+        except _CutError as error:
+            if error.details[0] == before:  # nobody is sending it
+                raise
+            before = error.details[0]
+        time.sleep(_SETTLE)
 
 
 def send(entry: Entry, server: Server, connection: Connection) -> PublishedFile:
