@@ -140,7 +140,7 @@ def _on_devpi(
             where=server.url,
             next_step=f"devpi index {server.stage} volatile=False",
         )
-    alias = publish.find(server, alias_name(version), connection)
+    alias = remote_index.find(server, alias_name(version), connection)
     with atomic.scratch_folder(cache.work) as scratch:
         entries: list[Entry] = []
         if alias is not None:
@@ -183,7 +183,7 @@ def _copy(
     missing = [
         entry
         for entry in entries
-        if not publish.is_there(entry.wheel.name, str(entry.approved), target, connection)
+        if publish.held(entry.wheel.name, str(entry.approved), target, connection) is None
     ]
     for project in (UPSTREAM_DISTRIBUTION, DISTRIBUTION):  # the alias first, as everywhere
         all_, waiting = (

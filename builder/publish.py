@@ -57,6 +57,15 @@ class PublishedFile:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """A file of ours as a server lists it."""
+
+    file: RemoteFile
+    sha256: str
+    already_there: bool
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Where a version can be installed from now.
 
@@ -177,10 +186,10 @@ def _to_server(
         )
     with tempfile.TemporaryDirectory() as scratch:
         unit = gather(request.wheel, verdict, Path(scratch))
-        files = tuple(send(entry, server, connection) for entry in unit.entries())
-        listed = find(server, request.wheel.name, connection)
+        sent = tuple(send(entry, server, connection) for entry in unit.entries())
+        listed = sent[-1].file
         notes = _notes(unit, listed, server)
-    if request.require_metadata and listed is not None and not listed.has_metadata:
+    if request.require_metadata and not listed.has_metadata:
         raise UnsupportedByServerError(
             "the wheel is published, and the page has no metadata (PEP 658)",
             where=server.url,
@@ -191,7 +200,7 @@ def _to_server(
         kind=str(server.kind),
         channel=channel,
         version=unit.version,
-        files=files,
+        files=tuple(PublishedFile(s.file.name, s.sha256, s.already_there) for s in sent),
         notes=notes,
         install=install_lines(server.simple, unit.version, complete=server.complete),
     )
@@ -210,17 +219,10 @@ def require_keeping(server: Server, channel: str) -> None:
         )
 
 
-def find(server: Server, name: str, connection: Connection) -> RemoteFile | None:
-    """Return a file of the server by its name."""
-    project = index.parse(Path(name)).project
-    files = remote_index.list_files(server, project, connection)
-    return next((file for file in files if file.name == name), None)
-
-
-def is_there(
+def held(
     name: str, sha256: str, server: Server, connection: Connection, ours: Path | None = None
-) -> bool:
-    """Tell whether the server has these bytes under this name.
+) -> RemoteFile | None:
+    """Return what the server lists under this name, where it has these bytes.
 
     :param ours: the wheel, to compare with what an upload that was cut may have left.
     :raises VersionExistsError: it has another wheel of that version for that machine.
@@ -231,7 +233,7 @@ def is_there(
             continue
         theirs = remote_index.sha256_of(file, server, connection)
         if file.name == name and theirs == sha256:
-            return True
+            return file
         facts = (f"sha256 there  {theirs}  {file.name}", f"sha256 given  {sha256}  {name}")
         if ours and file.name == name and remote_index.is_cut(file, ours, server, connection):
             raise _CutError(
@@ -247,19 +249,21 @@ def is_there(
             next_step="raise N of +glm5.N (python -m builder revision --tag TAG --raise) and "
             "build again; what was published stays as it is",
         )
-    return False
+    return None
 
 
 class _CutError(VersionExistsError):
     """A part of the wheel is there; it is whole soon where another publisher sends it just now."""
 
 
-def _settled(entry: Entry, sha256: str, server: Server, connection: Connection) -> bool:
+def _settled(
+    entry: Entry, sha256: str, server: Server, connection: Connection
+) -> RemoteFile | None:
     """Look again where another publisher may be sending this very file just now."""
     before = ""
     while True:
         try:
-            return is_there(entry.wheel.name, sha256, server, connection, entry.wheel)
+            return held(entry.wheel.name, sha256, server, connection, entry.wheel)
         except _CutError as error:
             if error.details[0] == before:  # nobody is sending it
                 raise
@@ -267,7 +271,7 @@ def _settled(entry: Entry, sha256: str, server: Server, connection: Connection) 
         time.sleep(_SETTLE)
 
 
-def send(entry: Entry, server: Server, connection: Connection) -> PublishedFile:
+def send(entry: Entry, server: Server, connection: Connection) -> Sent:
     """Upload one approved wheel, and see it listed.
 
     :raises VersionExistsError: the server has other bytes under that version.
@@ -275,24 +279,26 @@ def send(entry: Entry, server: Server, connection: Connection) -> PublishedFile:
     """
     sha256 = entry.approved
     assert sha256 is not None  # noqa: S101 - a unit's entries have one
-    if _settled(entry, sha256, server, connection):
-        return PublishedFile(entry.wheel.name, sha256, already_there=True)
+    before = _settled(entry, sha256, server, connection)
+    if before is not None:
+        return Sent(before, sha256, already_there=True)
+    failure = None
     try:
         remote_index.upload(entry.wheel, sha256, server, connection)
-    except UploadFailedError:
+    except UploadFailedError as error:
         # The answer alone may be lost, or another publisher was quicker with the same bytes.
-        if not _settled(entry, sha256, server, connection):
-            raise
-    if not _settled(entry, sha256, server, connection):
-        raise UploadFailedError(
+        failure = error
+    after = _settled(entry, sha256, server, connection)
+    if after is None:
+        raise failure or UploadFailedError(
             "the server took the file and does not list it",
             where=server.simple,
             next_step="look into the server's log, then run the command again",
         )
-    return PublishedFile(entry.wheel.name, sha256, already_there=False)
+    return Sent(after, sha256, already_there=False)
 
 
-def _notes(unit: Unit, listed: RemoteFile | None, server: Server) -> tuple[str, ...]:
+def _notes(unit: Unit, listed: RemoteFile, server: Server) -> tuple[str, ...]:
     notes = []
     if unit.beside:
         notes.append(
@@ -300,13 +306,13 @@ def _notes(unit: Unit, listed: RemoteFile | None, server: Server) -> tuple[str, 
             f"{', '.join(sorted(unit.beside))} stay where you have them"
         )
     notes += _missing_provenance(unit)
-    if listed is not None and not listed.has_metadata:
+    if not listed.has_metadata:
         notes.append(
             f"the page of {server.kind} has no metadata (PEP 658): installers read it from the "
             "wheel"
             + (", which --enable-core-metadata changes" if server.kind is Kind.DEVPI else "")
         )
-    if listed is not None and listed.requires_python is None and _requires_python(unit.wheel):
+    if listed.requires_python is None and _requires_python(unit.wheel):
         notes.append(
             f"the page of {server.kind} has no requires-python: an unfit Python finds out late"
         )

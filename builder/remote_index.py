@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
+from packaging.utils import canonicalize_name
+
 from builder import atomic
 from builder.console import is_terminal
 from builder.credentials import Credentials
@@ -296,6 +298,13 @@ def list_files(server: Server, project: str, connection: Connection) -> tuple[Re
         )
         for package in packages
     )
+
+
+def find(server: Server, name: str, connection: Connection) -> RemoteFile | None:
+    """Return a file of the server by its name."""
+    project = canonicalize_name(name.partition("-")[0])
+    files = list_files(server, project, connection)
+    return next((file for file in files if file.name == name), None)
 
 
 @contextlib.contextmanager
