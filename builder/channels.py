@@ -13,13 +13,14 @@ from datetime import datetime
 from pathlib import Path
 
 from builder import atomic, index, publish, remote_index
+from builder.connection import Connection
 from builder.credentials import credentials_for
 from builder.errors import PackageIndexError, UnsupportedByServerError, UploadFailedError
 from builder.index import STABLE, STAGING, Entry
 from builder.install_lines import install_lines
 from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION, Cache, Project
 from builder.publish import Outcome, PublishedFile
-from builder.remote_index import Connection, Kind, RemoteFile, Server
+from builder.remote_index import Kind, RemoteFile, Server
 from builder.simple_pages import ListedWheel
 from builder.unit import alias_name, approve, gather, require_alias, version_of
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from builder import cli_gate
+from builder import cli_gate, cli_publish
 from builder.classify import Mode
 from builder.errors import BuilderError
 from builder.locations import Cache, Project, default_cache, default_project
@@ -278,12 +278,11 @@ def clean_command() -> None:
 
 
 cli_gate.register(app)
+cli_publish.register(app)
 
 
 def main() -> int:
     """Run the command line; return the exit code."""
-    from builder import cli_publish  # noqa: F401, PLC0415 - registers its commands here
-
     signal.signal(signal.SIGTERM, _terminated)
     try:
         # Versions of typer differ in what they make of Ctrl-C: Abort, or the code 130.

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from builder.cli import Json, State, app
-
 if TYPE_CHECKING:
     from builder.publish import Outcome
 
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Reports = Annotated[
     list[Path] | None,
     typer.Option("--report", help="GPU report of the wheel; its signature lies beside as .sig."),
@@ -24,8 +23,7 @@ Index = Annotated[
 ]
 
 
-@app.command("publish")
-def publish_command(
+def publish(
     wheel: Annotated[Path, typer.Argument(help="A wheel that this tool built.")],
     index: Index,
     report: Reports = None,
@@ -43,21 +41,22 @@ def publish_command(
 
     Credentials come from TWINE_USERNAME and TWINE_PASSWORD, ~/.netrc, or the keyring.
     """
-    State.as_json = as_json
-    from builder import publish  # noqa: PLC0415 - keeps --help quick
+    from builder import publish as stage  # noqa: PLC0415 - keeps --help quick
+    from builder.cli import State  # noqa: PLC0415
 
-    request = publish.Request(
+    State.as_json = as_json
+
+    request = stage.Request(
         wheel=wheel,
         index=index,
         reports=tuple(report or ()),
         channel=channel,
         require_metadata=require_metadata,
     )
-    _print(publish.publish(request, State.project, datetime.now(UTC)), as_json=as_json)
+    _print(stage.publish(request, State.project, datetime.now(UTC)), as_json=as_json)
 
 
-@app.command("promote")
-def promote_command(
+def promote(
     what: Annotated[str, typer.Argument(help="A version, or the file name of a wheel.")],
     index: Index,
     report: Reports = None,
@@ -68,16 +67,16 @@ def promote_command(
     as_json: Json = False,
 ) -> None:
     """Put what one channel has into another one, after the same checks as publish."""
-    State.as_json = as_json
     from builder import channels  # noqa: PLC0415 - keeps --help quick
+    from builder.cli import State  # noqa: PLC0415
 
+    State.as_json = as_json
     promotion = channels.Promotion(what, index, tuple(report or ()), source, target)
     outcome = channels.promote(promotion, State.project, State.cache, datetime.now(UTC))
     _print(outcome, as_json=as_json)
 
 
-@app.command("yank")
-def yank_command(
+def yank(
     what: Annotated[str, typer.Argument(help="A version, or the file name of a wheel.")],
     index: Index,
     reason: Annotated[str | None, typer.Option(help="Shown to those who install it.")] = None,
@@ -86,11 +85,12 @@ def yank_command(
     as_json: Json = False,
 ) -> None:
     """Keep installers from a version unless it is pinned exactly (PEP 592)."""
+    from builder import channels  # noqa: PLC0415 - keeps --help quick
+    from builder.cli import State  # noqa: PLC0415
+
     State.as_json = as_json
     if undo == bool(reason and reason.strip()):
         raise typer.BadParameter("give --reason TEXT, or --undo")
-    from builder import channels  # noqa: PLC0415 - keeps --help quick
-
     text = None if reason is None else " ".join(reason.split())
     wheels = channels.yank(index, channel, what, text)
     if as_json:
@@ -113,3 +113,9 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
     lines += [f"note: {note}" for note in outcome.notes]
     lines += ["install it with either of", *(f"  {line}" for line in outcome.install)]
     typer.echo("\n".join(lines))
+
+
+def register(app: typer.Typer) -> None:
+    app.command("publish")(publish)
+    app.command("promote")(promote)
+    app.command("yank")(yank)

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from builder import index, metadata, remote_index
+from builder.connection import Connection
 from builder.console import say
 from builder.credentials import credentials_for
 from builder.errors import (
@@ -25,7 +26,7 @@ from builder.errors import (
 from builder.index import STABLE, STAGING, Entry
 from builder.install_lines import install_lines
 from builder.locations import Project
-from builder.remote_index import Connection, Kind, RemoteFile, Server
+from builder.remote_index import Kind, RemoteFile, Server
 from builder.unit import Unit, approve, gather
 
 _SETTLE = 2  # seconds between looks at a file that another publisher may be sending

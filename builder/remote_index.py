@@ -9,34 +9,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from packaging.utils import canonicalize_name
 
 from builder import atomic
+from builder.connection import DENIED, Connection, certificates, denied
 from builder.console import is_terminal
-from builder.credentials import Credentials
 from builder.errors import (
     AuditError,
     PackageIndexError,
     UnsupportedByServerError,
     UploadFailedError,
-    UploadRefusedError,
 )
 
 if TYPE_CHECKING:
     import requests
 
-_TIMEOUT = 60  # seconds without an answer; devpi hashes what it got before it gives one
 _CHUNK = 1 << 20
-_DENIED = (401, 403)
 
 
 class Kind(StrEnum):
@@ -80,85 +76,6 @@ class RemoteFile:
     sha256: str | None
     requires_python: str | None
     has_metadata: bool
-
-
-class Connection:
-    """Requests to one host, with the credentials for it and for nobody else."""
-
-    def __init__(self, url: str, credentials: Credentials | None) -> None:
-        import requests  # noqa: PLC0415 - slow to import
-
-        self.credentials = credentials
-        self._origin = urlsplit(url)[:2]
-        self._session = requests.Session()
-        self._session.verify = certificates() or True
-        if credentials is not None:
-            self._session.auth = (credentials.username, credentials.password)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._session.close()
-
-    def ask(self, method: str, url: str, **options: Any) -> requests.Response:  # noqa: ANN401
-        """Send a request; follow redirects on the host only.
-
-        pypiserver redirects to the public index for what it lacks, which is no answer to us.
-
-        :raises PackageIndexError: no answer, or one with a status of 500 and more.
-        :raises UploadRefusedError: the server does not know us, or denies it to us.
-        """
-        import requests  # noqa: PLC0415 - slow to import
-
-        try:
-            for _ in range(5):
-                answer = self._session.request(
-                    method, url, timeout=_TIMEOUT, allow_redirects=False, **options
-                )
-                target = urljoin(url, answer.headers.get("Location", ""))
-                if not answer.is_redirect or urlsplit(target)[:2] != self._origin:
-                    break
-                url = target
-        except requests.RequestException as error:
-            raise _unreachable(url, error) from error
-        if answer.status_code in _DENIED:
-            raise denied(url, answer.status_code, self.credentials)
-        if answer.status_code >= 500:
-            raise PackageIndexError(
-                f"the server answers {answer.status_code} {answer.reason}",
-                where=url,
-                next_step="look into the server's log, then run the command again",
-            )
-        return answer
-
-
-def certificates() -> str | None:
-    """Return the file of certificates that the user configured for twine, requests or pip."""
-    names = ("TWINE_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
-    return next((os.environ[name] for name in names if os.environ.get(name)), None)
-
-
-def denied(url: str, status: int, credentials: Credentials | None) -> UploadRefusedError:
-    """Return the error for 401 and 403, which says whose credentials were tried."""
-    who = "nobody: no credentials are configured for this URL"
-    if credentials is not None:
-        who = f"{credentials.username} (from {credentials.source})"
-    return UploadRefusedError(
-        f"the server answers {status}: a wrong password, or no right to do this",
-        where=url,
-        details=(f"asked as  {who}",),
-        next_step="set TWINE_USERNAME and TWINE_PASSWORD, or write ~/.netrc, or run: "
-        "keyring set URL USER; the server's administrator gives the right to upload",
-    )
-
-
-def _unreachable(url: str, error: Exception) -> PackageIndexError:
-    return PackageIndexError(
-        f"the package server gives no answer: {type(error).__name__}",
-        where=url,
-        next_step="check the URL and that the server runs, then run the command again",
-    )
 
 
 def examine(url: str, connection: Connection) -> Server:
@@ -399,7 +316,7 @@ def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> 
             ) from error
         finally:
             repository.close()
-    if answer.status_code in _DENIED:
+    if answer.status_code in DENIED:
         raise denied(server.url, answer.status_code, who)
     if answer.status_code != 200:
         raise UploadFailedError(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from builder import policy
+from builder import policy, signing, sigstore_signing
 from builder.alias import write_alias
 from builder.errors import AuditError, BuilderError, ReportRefused
 from builder.index import STAGING, Entry
@@ -20,7 +20,7 @@ from builder.policy import Verdict
 
 PROVENANCE = "provenance.json"
 REPORT = "gpu-report.json"
-_BESIDE = (PROVENANCE, f"{PROVENANCE}.sig", REPORT, f"{REPORT}.sig")
+_SIGNATURES = (signing.SUFFIX, sigstore_signing.SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,19 @@ def gather(wheel: Path, verdict: Verdict | None, scratch: Path) -> Unit:
     sha256 = verdict.wheel_sha256 if verdict else sha256_of(wheel)
     beside = {
         f"{wheel.name}.{end}": path.read_bytes()
-        for end in _BESIDE
+        for file in (PROVENANCE, REPORT)
+        for end in (file, *(f"{file}{suffix}" for suffix in _SIGNATURES))
         if (path := wheel.with_name(f"{wheel.name}.{end}")).is_file()
     }
     if provenance := beside.get(f"{wheel.name}.{PROVENANCE}"):
         _require_subject(provenance, sha256, wheel)
     if verdict is not None:
         beside[f"{wheel.name}.{REPORT}"] = verdict.report_bytes
-        beside.pop(f"{wheel.name}.{REPORT}.sig", None)
+        for suffix in _SIGNATURES:
+            beside.pop(f"{wheel.name}.{REPORT}{suffix}", None)
         if verdict.signature_bytes is not None:
-            beside[f"{wheel.name}.{REPORT}.sig"] = verdict.signature_bytes
+            name = f"{wheel.name}.{REPORT}{verdict.signature_suffix}"
+            beside[name] = verdict.signature_bytes
     alias = wheel.with_name(alias_name(version))
     found = alias if alias.is_file() and alias.name != wheel.name else None
     alias_sha256 = require_alias(found, version, scratch) if found else None
