@@ -25,7 +25,9 @@ def free_port() -> int:
 
 
 def _clean() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    bundle = os.environ.get("PIP_CERT")  # a mirror asks the public index itself
+    return kept | ({"SSL_CERT_FILE": bundle} if bundle else {})
 
 
 @contextlib.contextmanager

@@ -1,0 +1,166 @@
+"""The pipeline files: valid, of commands that exist, for all releases, and closed to strangers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from builder import cli, pin, series
+from builder.locations import default_project
+from tests.commands import ROOT
+
+GITHUB, GITLAB = ROOT / "ci" / "github-actions.yml", ROOT / "ci" / "gitlab.yml"
+BOTH = pytest.mark.parametrize("file", [GITHUB, GITLAB], ids=["github", "gitlab"])
+SCHEMAS = {
+    GITHUB: ["--builtin-schema", "vendor.github-workflows"],
+    GITLAB: ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
+}
+BUILDER = "python -m builder "
+
+
+def load(file):
+    return yaml.safe_load(file.read_text())
+
+
+def scripts(file):
+    """Return what each job runs, by job."""
+    data = load(file)
+    if file == GITHUB:
+        return {
+            name: [step["run"] for step in job["steps"] if "run" in step]
+            for name, job in data["jobs"].items()
+        }
+    return {
+        name: [*job.get("before_script", ()), *job["script"]]
+        for name, job in data.items()
+        if isinstance(job, dict) and "script" in job
+    }
+
+
+def builder_lines(file):
+    lines = "\n".join(text for texts in scripts(file).values() for text in texts).splitlines()
+    return [line.strip() for line in lines if BUILDER in line]
+
+
+def words(line):
+    """Return the arguments of a line, with the CI's own variables filled in."""
+    command = line.partition(BUILDER)[2].partition(" > ")[0].partition(" | ")[0]
+    command = re.sub(r"\$\{\{ matrix\.tag \}\}|\$TAG", "v0.20.2", command)
+    command = re.sub(r"\$\{\{ matrix\.arch \}\}|\$ARCH", "x86_64", command)
+    assert "${{" not in command, line
+    return shlex.split(command)
+
+
+def valid(file, path):
+    return subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", *SCHEMAS[file], str(path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@BOTH
+def test_the_form(file, tmp_path):
+    done = valid(file, file)
+    assert done.returncode == 0, done.stdout
+    broken = tmp_path / "broken.yml"
+    broken.write_text(file.read_text().replace("timeout", "tiemout").replace("needs:", "neds:"))
+    assert valid(file, broken).returncode, "the control: the schema knows the keys"
+
+
+@BOTH
+def test_each_command_takes_these_options(file, monkeypatch, capsys):
+    lines = builder_lines(file)
+    assert len(lines) >= 8
+    registered = {each.name for each in cli.app.registered_commands} | {"--tag"}
+    for line in lines:
+        if words(line)[0] in registered:
+            assert helped(words(line), monkeypatch) == 0, (line, capsys.readouterr())
+    assert helped(["publish", "--no-such-option"], monkeypatch) == 2
+    missing = {words(line)[0] for line in lines} - registered
+    if missing == {"upstream"}:
+        pytest.xfail("`upstream` comes with the rebase")
+    assert not missing
+
+
+def helped(arguments, monkeypatch):
+    """Parse the options; --help keeps the command from running."""
+    monkeypatch.setattr(sys, "argv", ["builder", *arguments, "--help"])
+    return cli.main()
+
+
+@BOTH
+def test_scripts_are_shell(file):
+    for texts in scripts(file).values():
+        for text in texts:
+            plain = re.sub(r"\$\{\{.*?\}\}", "x", text)
+            done = subprocess.run(["bash", "-n"], input=plain, text=True, capture_output=True,
+                                  check=False)  # fmt: skip
+            assert done.returncode == 0, (text, done.stderr)
+
+
+def test_both_run_the_same_commands():
+    def shape(file):
+        return {
+            (job, words(line)[0])
+            for job, texts in scripts(file).items()
+            for text in texts
+            for line in text.splitlines()
+            if BUILDER in line
+        }
+
+    assert shape(GITHUB) == shape(GITLAB)
+
+
+def test_all_releases_for_all_machines():
+    """Who adds a series adds it to the matrix."""
+    project = default_project()
+    tags = set(series.series_tags(project))
+    machines = {arch for tag in tags for arch in pin.load(project.pins, tag).wheels}
+    for job in ("build", "gate", "publish"):
+        matrix = load(GITHUB)["jobs"][job]["strategy"]["matrix"]
+        assert (set(matrix["tag"]), set(matrix["arch"])) == (tags, machines), job
+        (matrix,) = load(GITLAB)[job]["parallel"]["matrix"]
+        assert (set(matrix["TAG"]), set(matrix["ARCH"])) == (tags, machines), job
+
+
+def test_nothing_is_published_without_its_gate():
+    jobs = load(GITHUB)["jobs"]
+    assert jobs["gate"]["needs"] == "build"
+    assert jobs["publish"]["needs"] == "gate"
+    assert jobs["publish"]["environment"] == load(GITLAB)["publish"]["environment"] == "stable"
+    assert load(GITLAB)["publish"]["needs"] == ["build", "gate"]
+    for file in (GITHUB, GITLAB):
+        for line in builder_lines(file):
+            if words(line)[0] in {"publish", "promote"}:
+                assert "--report" in words(line)
+                assert "staging" not in line
+
+
+def test_strangers_reach_neither_our_machine_nor_our_secrets():
+    """A pull request's code runs where nothing of ours is."""
+    data = load(GITHUB)
+    assert data["permissions"] == {"contents": "read"}
+    assert "pull_request_target" not in data[True]  # YAML 1.1 reads the key `on` so
+    for name, job in data["jobs"].items():
+        trusted = "github.event_name != 'pull_request'" in str(job.get("if"))
+        if "self-hosted" in str(job["runs-on"]):
+            assert trusted, name
+        for step in job["steps"]:
+            assert "secrets." not in step.get("run", ""), "a command line is seen by everybody"
+            if "checkout" in step.get("uses", ""):
+                assert step["with"]["persist-credentials"] is False
+    for job in ("gate", "publish"):
+        (rule,) = load(GITLAB)[job]["rules"]
+        assert "$CI_COMMIT_BRANCH == $CI_DEFAULT_BRANCH" in rule["if"], job
+
+
+def test_the_watch_runs_each_hour():
+    (schedule,) = load(GITHUB)[True]["schedule"]
+    assert re.fullmatch(r"\d+ \* \* \* \*", schedule["cron"])
+    assert "schedule" in load(GITHUB)["jobs"]["watch"]["if"]
+    assert load(GITLAB)["watch"]["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "schedule"'}]
