@@ -90,15 +90,17 @@ def bare_environment(empty_environment):
 
 @pytest.mark.resolve
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["directory", "pypiserver", "devpi"])
 def test_all_real_dependencies_resolve(
     request, release, tool, tmp_path, bare_environment, official_wheel, kind
 ):
-    """The real wheel's requirements, from the real public index; nothing is installed."""
+    """The real wheel's requirements, from the real public index; nothing is installed.
+
+    Not through a mirror of devpi: it asks the public index for each page within the installer's
+    request, which takes minutes the first time. The mirror's lines run above.
+    """
     settings = package_index.pip_settings()
     public = settings.urls[0]
-    if kind == "devpi-mirror" and package_index.redacted(public) != public:
-        pytest.skip("the public index asks for credentials, which devpi would store")
     index, who = private(kind, request, tmp_path, public)
     with zipfile.ZipFile(official_wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
@@ -106,12 +108,8 @@ def test_all_real_dependencies_resolve(
     requires = [line.partition(": ")[2] for line in lines if line.startswith("Requires-Dist: ")]
     assert len(requires) > 50
     wheel = release.wheel(requires=[each for each in requires if "extra ==" not in each])
-    if kind.startswith("devpi"):
+    if kind == "devpi":
         index = index.replace("stable-with-all", "staging")
-        if kind == "devpi-mirror":
-            devpi, team = request.getfixturevalue("devpi"), request.getfixturevalue("team")
-            devpi.call("PATCH", f"{team[0]}/staging", team, type="stage", volatile=False,
-                       bases=[f"{team[0]}/public"])  # fmt: skip
         arguments = ("publish", wheel, "--index", index)
     else:
         arguments = ("publish", wheel, "--report", release.report(wheel), "--index", index)
