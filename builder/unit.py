@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from builder import policy, signing, sigstore_signing
+from builder import digests, policy, signing, sigstore_signing
 from builder.alias import write_alias
 from builder.errors import AuditError, BuilderError, ReportRefused
 from builder.index import STAGING, Entry
@@ -151,8 +150,7 @@ def version_of(wheel: Path) -> str:
 def sha256_of(path: Path) -> str:
     """:raises BuilderError: there is no such file."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digests.sha256_of(path)
     except FileNotFoundError as error:
         raise BuilderError(
             "no such file", where=str(path), next_step="give the path of a wheel"
