@@ -10,13 +10,10 @@ from builder.apply import AppliedSeries
 from builder.errors import SeriesError
 from builder.patchfile import NULL_BLOB, Patch
 from builder.repository import IDENTITY
+from builder.upstreamed import PROBE
 
 _STATUS = re.compile(
     r"Pending|Submitted \[\S.*\]|Backport \[\S.*\]|Inappropriate \[\S.*\]"  # Yocto's words
-)
-_PROBE = re.compile(
-    r'path (?P<path>\S+) (?:contains "(?P<text>.+)"|lacks "(?P<absent>.+)"|exists|missing)'
-    r"|never \[\S.*\]"
 )
 _MINIMUM_REASON = 20  # words
 _SIGNATURE = f"{IDENTITY[0]} <{IDENTITY[1]}>"
@@ -42,7 +39,7 @@ def lint_patch(patch: Patch) -> Iterator[str]:
     drop = patch.trailer("Drop-When")
     if drop is None:
         yield "no removal plan: a Drop-When: trailer tells how one finds out that upstream has it"
-    elif not _PROBE.fullmatch(drop):
+    elif not PROBE.fullmatch(drop):
         yield (
             f'Drop-When: {drop!r} is no probe: path FILE contains "text", path FILE lacks "text", '
             "path FILE exists, path FILE missing, or never [reason]"

@@ -143,6 +143,31 @@ def release_files(project: str, version: str, settings: IndexSettings) -> list[R
     ]
 
 
+def project_versions(project: str, settings: IndexSettings) -> list[str]:
+    """Return every version of a project, from the first index that has it, in no certain order.
+
+    :raises PackageIndexError: no index answers, or none has the project.
+    """
+    import requests  # noqa: PLC0415 - slow to import
+    from pypi_simple import NoSuchProjectError, PyPISimple  # noqa: PLC0415
+
+    for url in settings.urls:
+        with _session(settings) as session, PyPISimple(url, session=session) as client:
+            try:
+                page = client.get_project_page(project, timeout=settings.timeout)
+            except NoSuchProjectError:
+                continue
+            except (requests.RequestException, ValueError) as error:
+                raise _unreachable(url, error) from error
+        # A yanked release is none that a fork should follow.
+        return sorted({p.version for p in page.packages if p.version and not p.is_yanked})
+    raise PackageIndexError(
+        f"no index has {project}",
+        where=", ".join(redacted(url) for url in settings.urls),
+        next_step="check `python -m pip config list`, then run the command again",
+    )
+
+
 def _with_credentials(url: str, index: str) -> str:
     """Return a file's URL with the index's credentials, as pip does for files on its host."""
     file, base = urlsplit(url), urlsplit(index)

@@ -221,6 +221,25 @@ def scope_at(path: str, lines: Sequence[str], line: int) -> str:
     return inner[-1] if inner else ""
 
 
+def function_at(path: str, lines: Sequence[str], line: int) -> tuple[int, int, str] | None:
+    """Return first line, last line (from 1) and dotted name of the function around ``line``.
+
+    None outside of functions (a class is none) and where there is no syntax tree.
+    """
+    definitions = _parse(lines) if path.endswith(".py") else None
+    inner = [item for item in definitions or () if item[0] <= line + 1 <= item[1]]
+    found = [item for item in inner if not _CLASS.match(_head(lines, item[0]))]
+    return found[-1] if found and found[-1] == inner[-1] else None
+
+
+_CLASS = re.compile(r"[ \t]*class\b")
+
+
+def _head(lines: Sequence[str], first: int) -> str:
+    """Return the ``def`` or ``class`` line of a definition, below its decorators."""
+    return next((text for text in lines[first - 1 :] if _NAME.match(text)), "")
+
+
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 
 
@@ -269,12 +288,10 @@ def _instead(expected: Sequence[str], lines: Sequence[str], stated: int) -> tupl
         return ("the patch expects an empty file",)
     size = len(expected)
     reach = range(max(0, stated - 400), min(len(lines), stated + 400))
+    wanted = set(expected)
     best = max(
         reach,
-        key=lambda n: (
-            difflib.SequenceMatcher(None, expected, lines[n : n + size]).ratio(),
-            -abs(n - stated),
-        ),
+        key=lambda n: (len(wanted.intersection(lines[n : n + size])), -abs(n - stated)),
         default=0,
     )
     actual = lines[best : best + size]

@@ -1,0 +1,203 @@
+"""How the patches of a series fare on releases: for a terminal, a program, a page, the docs."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from builder.rebase_state import number_of
+from builder.try_series import FileTrial, PatchTrial, State
+
+MEANING = {
+    State.CLEAN: "every hunk stands at its line, the functions around them unchanged",
+    State.MOVED: "applies strictly, at another line or in a function that upstream changed",
+    State.MERGED: "placed by 3-way; each change verified to stand in the function it means",
+    State.UPSTREAMED: "upstream has it: drop it",
+    State.MISPLACED: "a merge would put a hunk where the patch does not mean it: a person has to look",
+    State.CONFLICT: "a person has to resolve it",
+}
+_COLOUR = {
+    State.CLEAN: "#c8ecd0",
+    State.MOVED: "#e2f3d3",
+    State.MERGED: "#fdf3c4",
+    State.UPSTREAMED: "#cfe3fa",
+    State.MISPLACED: "#f6cfe8",
+    State.CONFLICT: "#f8d0c8",
+}
+
+
+@dataclass(frozen=True)
+class ReleaseTrials:
+    """One release and the patches tried on it, in order; ``seconds`` without the import."""
+
+    tag: str
+    trials: tuple[PatchTrial, ...]
+    seconds: float
+
+
+def as_json(series: str, releases: Sequence[ReleaseTrials]) -> str:
+    """Return everything that was found out."""
+    data = {
+        "series": series,
+        "releases": [
+            {
+                "tag": release.tag,
+                "seconds": round(release.seconds, 2),
+                "patches": [_facts(trial) for trial in release.trials],
+            }
+            for release in releases
+        ],
+    }
+    return json.dumps(data, indent=1)
+
+
+def _facts(trial: PatchTrial) -> dict[str, object]:
+    return {
+        "patch": trial.line,
+        "subject": trial.patch.subject,
+        "state": trial.state,
+        "reason": trial.reason,
+        "after": list(trial.after),
+        "upstream": {
+            "extent": trial.verdict.extent,
+            "reason": trial.verdict.reason,
+            "there": list(trial.verdict.there),
+            "missing": list(trial.verdict.missing) if trial.verdict.there else [],
+        },
+        "files": [
+            {
+                "path": file.path,
+                "state": file.state,
+                "reason": file.reason,
+                "hunks": [vars(hunk) for hunk in file.hunks],
+                "conflicts": [text.encode("utf-8", "replace").decode() for text in file.conflicts],
+            }
+            for file in trial.files
+        ],
+    }
+
+
+def as_text(series: str, releases: Sequence[ReleaseTrials]) -> str:
+    """Return a table, a release a line, and below it why what wants a person does."""
+    if not releases:
+        return f"{series}: upstream has no newer release"
+    numbers = [f"{number_of(t.line):04d}" for t in releases[0].trials]
+    width = max(len(release.tag) for release in releases)
+    lines = [f"{'':{width}}  " + " ".join(f"{number:10}" for number in numbers)]
+    lines += [
+        f"{release.tag:{width}}  "
+        + " ".join(f"{trial.state:10}" for trial in release.trials)
+        + f" {release.seconds:.1f} s"
+        for release in releases
+    ]
+    lines += ["", *(f"{t.line}: {t.patch.subject}" for t in releases[0].trials)]
+    for release in releases:
+        lines += ["", release.tag]
+        for trial in release.trials:
+            why = _why(trial)
+            if why:
+                lines.append(f"  {number_of(trial.line):04d} {trial.state}")
+                lines += [f"    {line}" for line in why]
+    best = releases[-1].tag
+    follow = f"python -m builder rebase --from {series} --onto {best}"
+    lines += ["", f"next: python -m builder pin {best} && {follow}"]
+    return "\n".join(lines)
+
+
+def _why(trial: PatchTrial) -> list[str]:
+    if trial.state is State.CLEAN:
+        return []
+    lines = [trial.reason] if trial.verdict.there or trial.state is State.UPSTREAMED else []
+    if trial.state is not State.UPSTREAMED:
+        lines += [_file_line(file) for file in trial.files if _file_line(file)]
+    if trial.after:
+        lines.append(f"without {', '.join(trial.after)}, which has to be resolved first")
+    return lines
+
+
+def _file_line(file: FileTrial) -> str:
+    notes = [note for note in (file.reason, *sorted({h.around for h in file.hunks})) if note]
+    if file.state is State.CLEAN or (file.state is State.MOVED and not notes):
+        return ""
+    return f"{file.state}: {file.path}" + (f": {'; '.join(notes)}" if notes else "")
+
+
+def as_markdown(series: str, releases: Sequence[ReleaseTrials], command: str) -> str:
+    """Return the page for ``docs/``: the same bytes each time from the same inputs."""
+    trials = releases[0].trials if releases else ()
+    out = [
+        f"# The series {series} on upstream's later releases",
+        "",
+        f"Made by `{command}`; do not edit. Each patch is tried on each release, in order, with what",
+        "applied of those before it.",
+        "",
+        "| release | " + " | ".join(f"{number_of(t.line):04d}" for t in trials) + " |",
+        "| --- |" + " --- |" * len(trials),
+    ]
+    out += [
+        f"| {release.tag} | " + " | ".join(str(t.state) for t in release.trials) + " |"
+        for release in releases
+    ]
+    out += ["", *(f"- {state}: {meaning}" for state, meaning in MEANING.items()), ""]
+    out += [f"- `{t.line}`: {t.patch.subject}" for t in trials]
+    for release in releases:
+        out += ["", f"## {release.tag}"]
+        for trial in release.trials:
+            if why := _why(trial):
+                out += ["", f"**{number_of(trial.line):04d} {trial.state}**", ""]
+                out += [f"- {line}" for line in why]
+    return "\n".join(out) + "\n"
+
+
+def as_html(series: str, releases: Sequence[ReleaseTrials]) -> str:
+    """Return a page of its own, no script, no other file: a coloured table and what is behind it."""
+
+    def text(value: object) -> str:
+        return html.escape(str(value))
+
+    trials = releases[0].trials if releases else ()
+    head = "".join(
+        f'<th title="{text(t.patch.subject)}">{number_of(t.line):04d}</th>' for t in trials
+    )
+    rows = []
+    for release in releases:
+        cells = "".join(
+            f'<td style="background:{_COLOUR[t.state]}"><a href="#{text(release.tag)}-'
+            f'{number_of(t.line):04d}">{text(t.state)}</a></td>'
+            for t in release.trials
+        )
+        rows.append(f"<tr><th>{text(release.tag)}</th>{cells}</tr>")
+    legend = "".join(
+        f'<li><span style="background:{_COLOUR[state]}">{text(state)}</span> {text(meaning)}</li>'
+        for state, meaning in MEANING.items()
+    )
+    behind = []
+    for release in releases:
+        behind.append(f"<h2>{text(release.tag)}</h2>")
+        for trial in release.trials:
+            anchor = f"{release.tag}-{number_of(trial.line):04d}"
+            why = "".join(f"<li>{text(line)}</li>" for line in _why(trial))
+            conflicts = "".join(
+                f"<pre>{text(c)}</pre>" for file in trial.files for c in file.conflicts
+            )
+            behind.append(
+                f'<h3 id="{text(anchor)}"><span style="background:{_COLOUR[trial.state]}">'
+                f"{text(trial.state)}</span> {text(trial.line)}</h3><p>{text(trial.patch.subject)}"
+                f"</p><ul>{why}</ul>"
+                + (
+                    f"<details><summary>conflicts</summary>{conflicts}</details>"
+                    if conflicts
+                    else ""
+                )
+            )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>{text(series)} on later releases</title><style>body{{font:15px sans-serif;"
+        "margin:2em;max-width:75em}table{border-collapse:collapse}td,th{border:1px solid #bbb;"
+        "padding:.3em .6em}td a{color:inherit;text-decoration:none}span{padding:.1em .4em}"
+        "pre{background:#f4f4f4;padding:.6em;overflow:auto}</style>"
+        f"<h1>{text(series)} on later releases</h1><table><tr><th></th>{head}</tr>{''.join(rows)}"
+        f"</table><ul>{legend}</ul>{''.join(behind)}</html>\n"
+    )

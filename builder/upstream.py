@@ -1,0 +1,37 @@
+"""`upstream`: a series tried on releases that are not adopted yet; nothing of the project changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from builder import pipeline, releases
+from builder.apply import read_patches
+from builder.checkout import from_sdist, using_repository
+from builder.fetch import fetch
+from builder.locations import Cache, Project
+from builder.objects import open_objects
+from builder.trial_report import ReleaseTrials
+from builder.try_series import Release, try_series
+
+
+def try_on(
+    tag: str, tags: Sequence[str], project: Project, cache: Cache
+) -> Iterator[ReleaseTrials]:
+    """Try the series of ``tag`` on each release of ``tags``.
+
+    :raises BuilderError: the series does not apply to its own release, or a release cannot be had.
+    """
+    _, series, applied = pipeline.applied_series(tag, project, cache)
+    patches = read_patches(series.paths, cache)
+    entries = [(entry.line, patch) for entry, patch in zip(series.entries, patches, strict=True)]
+    for onto in tags:
+        pinned = releases.pin_of(onto, project, cache)
+        sdist = fetch(pinned, pinned.sdist, cache)
+        with using_repository(cache):
+            source = from_sdist(pinned, sdist, cache)
+        began = time.perf_counter()
+        with open_objects(source.repository, cache) as objects:
+            release = Release(objects, applied.base, source.commit, (tag, onto))
+            trials = tuple(try_series(release, entries))
+        yield ReleaseTrials(onto, trials, time.perf_counter() - began)

@@ -1,0 +1,37 @@
+"""Two made-up releases of upstream, and a fork whose series moves from one to the other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.rebase.moving import Moving
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A folder in memory where there is one: git waits for the disk at each commit."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path_factory.mktemp("rebase")
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm-glm5-tests-", dir=memory) as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def moving(folder):
+    """A function that makes a fork with two releases and a series on the first."""
+    path = Path(tempfile.mkdtemp(dir=folder))
+    made = []
+
+    def make(old, new, *patches):
+        made.append(Moving(path / str(len(made)), old, new, patches))
+        return made[-1]
+
+    yield make
+    shutil.rmtree(path)

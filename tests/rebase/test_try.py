@@ -1,0 +1,260 @@
+"""How a patch fares on another release: what upstream may do to the code, case by case.
+
+Where git by itself would report success and be wrong, that is run beside, so that the case proves
+something.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from builder import placement
+from builder.try_series import State
+from tests.rebase.moving import ENGINE, edit
+
+PATH = "vllm/engine.py"
+HOOK = ("    engine.open(name)\n", "    engine.open(name)\n    engine.hook(name)\n")
+HOOKED = edit(ENGINE, HOOK)
+PATCH = ("hook", {PATH: HOOKED})
+
+
+def applied(trial, path=PATH):
+    return trial.changes[path].decode()
+
+
+def test_nothing_changed(moving):
+    case = moving({PATH: ENGINE}, {PATH: ENGINE, "vllm/other.py": "x = 1\n"}, PATCH)
+    trial = case.trial()
+    assert (trial.state, applied(trial)) == (State.CLEAN, HOOKED)
+
+
+def test_code_that_moved(moving):
+    above = ("import os\n", "import os\nimport sys\n")
+    case = moving({PATH: ENGINE}, {PATH: edit(ENGINE, above)}, PATCH)
+    trial = case.trial()
+    assert trial.state is State.MOVED
+    assert [(h.offset, h.scope) for h in trial.files[0].hunks] == [(1, "serve")]
+    assert applied(trial) == edit(ENGINE, above, HOOK)
+
+
+def test_a_function_that_upstream_changed_is_not_called_clean(moving):
+    """The hunk's lines stand at their place; what they rely on does not."""
+    below = ("    engine.close()\n    return name\n", "    return None\n")
+    trial = moving({PATH: ENGINE}, {PATH: edit(ENGINE, below)}, PATCH).trial()
+    assert trial.state is State.MOVED
+    assert "serve" in trial.files[0].hunks[0].around
+
+
+def test_context_that_upstream_rewrote_is_merged_and_shown(moving):
+    itself = ("    engine.open(name)\n", "    engine.open_all(name)\n")
+    trial = moving({PATH: ENGINE}, {PATH: edit(ENGINE, itself)}, PATCH).trial()
+    assert trial.state is State.CONFLICT
+    assert "engine.open_all(" in trial.files[0].conflicts[0]
+    near = ('    name = os.environ.get("NAME")\n', '    name = os.environ["NAME"]\n')
+    trial = moving({PATH: ENGINE}, {PATH: edit(ENGINE, near)}, PATCH).trial()
+    assert (trial.state, applied(trial)) == (State.MERGED, edit(ENGINE, near, HOOK))
+    (hunk,) = trial.files[0].hunks
+    assert (hunk.scope, hunk.line) == ("serve", 17)
+    assert "serve" in hunk.around
+
+
+def test_a_renamed_file(moving):
+    moved = edit(ENGINE, ("    size = 1\n", "    size = 3\n"))
+    trial = moving({PATH: ENGINE}, {"vllm/core/engine.py": moved}, PATCH).trial()
+    assert trial.state is State.MERGED
+    assert "renamed vllm/engine.py to vllm/core/engine.py" in trial.reason
+    assert applied(trial, "vllm/core/engine.py") == edit(moved, HOOK)
+    assert PATH not in trial.changes
+
+
+def test_a_deleted_file(moving):
+    trial = moving({PATH: ENGINE}, {"vllm/other.py": "x = 1\n"}, PATCH).trial()
+    assert trial.state is State.CONFLICT
+    assert "upstream deleted the file" in trial.reason
+
+
+NAME = '    name = os.environ.get("NAME")\n'
+SECOND_HALF = """\
+    return answer_all(engine, name)
+
+
+def answer_all(engine, name):
+"""
+SPLIT = edit(ENGINE, (NAME, NAME + SECOND_HALF))
+
+
+def test_a_function_split_in_two_with_the_hook_in_the_new_half(moving):
+    case = moving({PATH: ENGINE}, {PATH: SPLIT}, ("hook", {PATH: edit(ENGINE, (
+        "    engine.close()\n", "    engine.hook()\n    engine.close()\n"))}))  # fmt: skip
+    status, read = case.git_am(threeway=False)
+    assert status == 0
+    assert b"engine.hook()" in read(PATH)  # git sees nothing
+    trial = case.trial()
+    assert trial.state is State.MISPLACED
+    assert "serve" in trial.reason
+    assert "answer_all" in trial.reason
+    assert PATH not in trial.changes
+
+
+def test_a_function_split_in_two_with_the_hook_in_the_old_half(moving):
+    case = moving({PATH: ENGINE}, {PATH: SPLIT}, ("hook", {PATH: edit(ENGINE, (
+        "def serve(engine):\n", "def serve(engine):\n    engine.hook()\n"))}))  # fmt: skip
+    trial = case.trial()
+    assert trial.state not in (State.CLEAN, State.UPSTREAMED)
+    assert trial.state is not State.MOVED or trial.files[0].hunks[0].around
+
+
+# Both functions check and answer in the same lines; upstream rewrote those in the second one.
+TWINS = """\
+def first(items):
+    for item in items:
+        item.check()
+        item.ready = True
+    return items
+
+
+def unrelated():
+    return 1
+
+
+def second(items):
+    for item in items:
+        item.check()
+        item.ready = True
+    return items
+"""
+
+
+def test_git_edits_the_wrong_function_and_the_tool_does_not(moving):
+    """The field's case: the block stands in another function only, and 3-way reports success."""
+    block = "    for item in items:\n        item.check()\n        item.ready = True\n    return items\n"
+    old = f"def second(items):\n{block}\n\ndef last():\n    return 2\n"
+    new = (
+        f"def first(items):\n{block}\n\ndef second(items):\n    return [i.checked() for i in items]\n"
+        "\n\ndef last():\n    return 2\n"
+    )
+    fix = ("        item.check()\n", "        item.check()\n        item.fix()\n")
+    case = moving({PATH: old}, {PATH: new}, ("fix", {PATH: edit(old, fix)}))
+    status, read = case.git_am(threeway=True)
+    assert status == 0
+    wrong = read(PATH).decode()
+    assert wrong.index("item.fix()") < wrong.index("def second")
+    trial = case.trial()
+    assert trial.state is State.MISPLACED
+    assert trial.changes == {}
+
+
+@pytest.mark.parametrize("function", ["first", "second"])
+def test_twins_of_which_upstream_rewrote_one(moving, function):
+    head, tail = TWINS.split("def unrelated")
+    fix = ("        item.check()\n", "        item.check()\n        item.fix()\n")
+    edited = head + "def unrelated" + edit(tail, fix)
+    rewritten = ("        item.check()\n", "        item.verify()\n        item.check_again()\n")
+    new = edit(head, rewritten) + "def unrelated" + tail if function == "first" else (
+        head + "def unrelated" + edit(tail, rewritten)
+    )  # fmt: skip
+    trial = moving({PATH: TWINS}, {PATH: new}, ("fix", {PATH: edited})).trial()
+    if function == "second":
+        assert not trial.state.applies
+    else:
+        assert trial.state.applies
+        assert applied(trial).index("item.fix()") > applied(trial).index("def second")
+
+
+def test_a_result_that_does_not_compile_is_a_conflict(moving):
+    old = "async def run(self):\n" + "".join(f"    a{n} = {n}\n" for n in range(12))
+    edited = edit(old, ("    a9 = 9\n", "    a9 = 9\n    await self.more()\n"))
+    case = moving({PATH: old}, {PATH: old.replace("async def", "def")}, ("wait", {PATH: edited}))
+    status, _ = case.git_am(threeway=False)
+    assert status == 0
+    trial = case.trial()
+    assert trial.state is State.CONFLICT
+    assert "does not compile" in trial.reason
+
+
+def test_white_space_only(moving):
+    """Indentation means something in Python: said so, and left to a person."""
+    new = ENGINE.replace("    engine.open", "  \tengine.open").replace("    name =", "  \tname =")
+    trial = moving({PATH: ENGINE}, {PATH: new}, PATCH).trial()
+    assert trial.state is State.CONFLICT
+    assert "only white space" in trial.reason
+
+
+def test_line_ends(moving):
+    new = ENGINE.replace("\n", "\r\n")
+    trial = moving({PATH: ENGINE}, {PATH: new}, PATCH).trial()
+    assert trial.state is State.MERGED
+    assert "CRLF" in trial.reason
+    assert trial.changes[PATH].decode() == HOOKED.replace("\n", "\r\n")
+    back = moving({PATH: new}, {PATH: ENGINE}, ("hook", {PATH: HOOKED.replace("\n", "\r\n")}))
+    assert applied(back.trial()) == HOOKED
+
+
+def test_a_new_file_that_upstream_has_too(moving):
+    patch = ("file", {"vllm/new.py": "a = 1\n"})
+    trial = moving({PATH: ENGINE}, {PATH: ENGINE, "vllm/new.py": "a = 2\n"}, patch).trial()
+    assert (trial.state, "another file" in trial.reason) == (State.CONFLICT, True)
+
+
+def test_a_later_patch_says_which_earlier_one_it_needs(moving):
+    second = edit(HOOKED, ("    engine.hook(name)\n", "    engine.hook(name, 2)\n"))
+    near = ("    engine.open(name)\n", "    engine.start()\n")
+    case = moving({PATH: ENGINE}, {PATH: edit(ENGINE, near)}, PATCH, ("more", {PATH: second}))
+    first, later = case.trials()
+    assert (first.state, later.state) == (State.CONFLICT, State.CONFLICT)
+    assert (first.after, later.after) == ((), ("0001-hook.patch",))
+
+
+def test_sections_of_other_files(moving):
+    """A row of a table belongs under its heading, though the same rows stand under another."""
+    rows = "| a | 1 |\n| b | 2 |\n| c | 3 |\n"
+    old = f"# One\n\nText.\n\n# Two\n\n{rows}\nEnd.\n"
+    new = f"# One\n\n{rows}\nText.\n\n# Two\n\nNo table any more.\n\nEnd.\n"
+    patch = ("row", {"docs/x.md": edit(old, ("| b | 2 |\n", "| b | 2 |\n| b2 | 2 |\n"))})
+    trial = moving({"docs/x.md": old}, {"docs/x.md": new}, patch).trial()
+    assert not trial.state.applies
+
+
+MARK = "        marker()\n"
+NAMES = ("alpha", "beta", "gamma", "delta")
+
+
+def _function(name, lines):
+    return f"def {name}(x):\n    if x:\n" + "".join(f"        {line}\n" for line in lines)
+
+
+@settings(
+    max_examples=40, deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(data=st.data())
+def test_whatever_upstream_does_the_hook_stays_in_its_function(moving, data):
+    """Functions that look alike, any of them rewritten, moved or gone: never the wrong one."""
+    body = st.lists(st.sampled_from(["a()", "b()", "c()"]), min_size=3, max_size=6)
+    old = {name: data.draw(body) for name in NAMES}
+    target = data.draw(st.sampled_from(NAMES))
+    text = "\n\n".join(_function(name, old[name]) for name in NAMES)
+    at = data.draw(st.integers(1, len(old[target])))
+    hooked = old | {target: [*old[target][:at], "marker()", *old[target][at:]]}
+    edited = "\n\n".join(_function(name, hooked[name]) for name in NAMES)
+    new = {name: data.draw(st.one_of(st.just(old[name]), body)) for name in NAMES}
+    order = data.draw(st.permutations(NAMES))
+    kept = data.draw(st.integers(2, 4))
+    now = "\n\n".join(_function(name, new[name]) for name in order[:kept])
+    trial = moving({PATH: text}, {PATH: now}, ("mark", {PATH: edited})).trial()
+    if not trial.state.applies:
+        return
+    result = applied(trial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compile(result, PATH, "exec")
+    lines = placement.split_lines(result.encode())
+    assert [placement.scope_at(PATH, lines, n) for n, line in enumerate(lines) if line == MARK] == [
+        target
+    ]
+    if trial.state is State.CLEAN:
+        assert new[target] == old[target]
