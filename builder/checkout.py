@@ -125,7 +125,7 @@ def _import(repository: Git, ref: str, message: str, sdist: Path) -> None:
                 newest = max(newest, int(member.mtime))
                 mode = b"100755" if member.mode & stat.S_IXUSR else b"100644"
                 mode = b"120000" if member.issym() else mode
-                entries.append(b"M %s :%d %s\n" % (mode, mark, _quoted(_path(member))))
+                entries.append(b"M %s :%d %s\n" % (mode, mark, quoted(_path(member))))
                 write(b"blob\nmark :%d\ndata %d\n" % (mark, len(data)))
                 write(data)
                 write(b"\n")
@@ -236,7 +236,7 @@ def _path(member: tarfile.TarInfo) -> str:
     return "/".join(PurePosixPath(member.name).parts[1:])
 
 
-def _quoted(path: str) -> bytes:
+def quoted(path: str) -> bytes:
     """Quote a path as fast-import wants it (C style) where it must."""
     if path.startswith('"') or "\n" in path or path != path.strip():
         escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

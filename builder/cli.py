@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from builder import cli_gate, cli_publish
+from builder import cli_gate, cli_publish, cli_rebase
 from builder.classify import Mode
 from builder.errors import BuilderError
 from builder.locations import Cache, Project, default_cache, default_project
@@ -279,6 +279,7 @@ def clean_command() -> None:
 
 cli_gate.register(app)
 cli_publish.register(app)
+cli_rebase.register(app)
 
 
 def main() -> int:

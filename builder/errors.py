@@ -202,6 +202,18 @@ class EnvironmentMismatchError(BuilderError):
     exit_code = 27
 
 
+class RebaseStoppedError(BuilderError):
+    """A rebase waits for a person: a conflict, or a patch that upstream has."""
+
+    exit_code = 30
+
+
+class RebaseStateError(BuilderError):
+    """The rebase cannot be begun, continued or aborted as asked: nothing was changed."""
+
+    exit_code = 31
+
+
 class UploadRefusedError(BuilderError):
     """A package server refuses who uploads: a wrong password, or no right to."""
 

@@ -1,0 +1,148 @@
+"""The commands that follow upstream: upstream, rebase, backport."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Onto = Annotated[str | None, typer.Option("--onto", help="The release to move to.")]
+
+
+def upstream(
+    tag: Annotated[
+        str | None, typer.Option("--tag", help="The series to try (default: the newest).")
+    ] = None,
+    onto: Annotated[
+        list[str] | None,
+        typer.Option("--onto", help="Try this release; may be repeated (default: newer ones)."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Every release newer than this (default: the newest pin)."),
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Also write a page to read at a glance.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Also write the table for the docs.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List upstream's newer releases, and how each patch fares on each."""
+    from builder import atomic, releases, series, trial_report  # noqa: PLC0415 - keeps --help quick
+    from builder.cli import State  # noqa: PLC0415
+    from builder.errors import UnknownTagError  # noqa: PLC0415
+    from builder.upstream import try_on  # noqa: PLC0415
+
+    State.as_json = as_json
+    known = series.series_tags(State.project)
+    if tag is None and not known:
+        raise UnknownTagError(
+            "there is no series", where=str(State.project.patches),
+            next_step="begin one in patches/TAG/series",
+        )  # fmt: skip
+    tag = tag or known[-1]
+    tags = list(onto or ())
+    if not tags:
+        since = since or releases.newest_pin(State.project)
+        tags = releases.newer_than(since, releases.released_tags())
+    tried = list(try_on(tag, tags, State.project, State.cache))
+    if page is not None:
+        atomic.write_text(page.absolute(), trial_report.as_html(tag, tried))
+    if markdown is not None:
+        words = ["python", "-m", "builder", "upstream", "--tag", tag]
+        words += ["--since", since] if since else [w for o in tags for w in ("--onto", o)]
+        words += ["--markdown", str(markdown)]
+        atomic.write_text(
+            markdown.absolute(), trial_report.as_markdown(tag, tried, shlex.join(words))
+        )
+    typer.echo((trial_report.as_json if as_json else trial_report.as_text)(tag, tried))
+
+
+def rebase(
+    from_tag: Annotated[
+        str | None, typer.Option("--from", help="The release whose series moves.")
+    ] = None,
+    onto: Onto = None,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="Take what was resolved, and go on.")
+    ] = False,
+    abort: Annotated[bool, typer.Option("--abort", help="End it; patches/ is untouched.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show where it stands.")] = False,
+    drop: Annotated[
+        list[int] | None,
+        typer.Option("--drop", help="Leave out the patch of this number; may be repeated."),
+    ] = None,
+    auto_drop: Annotated[
+        bool, typer.Option("--auto-drop", help="Leave out every patch that upstream has.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Move a series to another release; stop only where a person has to look."""
+    from builder import rebase as rebasing  # noqa: PLC0415
+    from builder.cli import State  # noqa: PLC0415
+
+    State.as_json = as_json
+    if (from_tag is not None) + go_on + abort + status != 1:
+        raise typer.BadParameter("give one of --from TAG --onto TAG, --continue, --abort, --status")
+    if status:
+        typer.echo(_status(as_json=as_json))
+        return
+    if abort:
+        typer.echo(rebasing.abort(State.project, onto))
+        return
+    if go_on:
+        done = rebasing.go_on(
+            State.project, State.cache, onto, drop=tuple(drop or ()), auto_drop=auto_drop
+        )
+    else:
+        if onto is None or from_tag is None:
+            raise typer.BadParameter("--from TAG wants --onto TAG")
+        done = rebasing.begin(
+            State.project, State.cache, from_tag, onto, drop=tuple(drop or ()), auto_drop=auto_drop
+        )
+    if as_json:
+        typer.echo(json.dumps(asdict(done), indent=1, default=str))
+        return
+    for item in done.done:
+        typer.echo(f"{item.outcome:16} {item.line}" + (f": {item.reason}" if item.reason else ""))
+    reviews = sum(len(item.review) for item in done.done)
+    typer.echo(f"\nseries   {done.folder}\nreport   {done.report} ({reviews} hunks to review)")
+    typer.echo("left to run\n" + "\n".join(f"  {command}" for command in done.left))
+
+
+def _status(*, as_json: bool) -> str:
+    from builder import rebase as rebasing  # noqa: PLC0415
+    from builder import rebase_state  # noqa: PLC0415
+    from builder.cli import State  # noqa: PLC0415
+
+    found = [
+        state
+        for tag in rebase_state.under_way(State.project)
+        if (state := rebase_state.load(State.project, tag)) is not None
+    ]
+    if as_json:
+        return json.dumps([asdict(state) for state in found], indent=1)
+    lines = [] if found else ["no rebase is under way"]
+    for state in found:
+        lines.append(f"{state.from_tag} to {state.onto}: {len(state.done)} of "
+                     f"{len(state.patches)} patches are through")  # fmt: skip
+        lines += [f"  {done.outcome:16} {done.line}" for done in state.done]
+        if state.stop is None or not state.stop.is_laid:
+            lines.append("  it was interrupted; next: python -m builder rebase --continue "
+                         f"--onto {state.onto}")  # fmt: skip
+        else:
+            lines.append(str(rebasing.stopped_error(State.project, state)))
+    return "\n".join(lines)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the command line."""
+    for command in (upstream, rebase):
+        app.command(command.__name__)(command)

@@ -1,0 +1,190 @@
+"""The work tree in which a person resolves a patch: ``.rebase/TAG/tree``.
+
+An ordinary clone with both releases (tags), the old series (branch ``series/FROM``) and the new one
+so far (branch ``glm5/ONTO``). It needs nothing of the cache.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from builder import atomic
+from builder.commits import author_and_message
+from builder.edit import branch_of
+from builder.errors import RebaseStateError
+from builder.merging import CONFLICT
+from builder.rebase_state import Stop, number_of
+from builder.repository import ATTRIBUTES, IDENTITY, Git
+from builder.try_series import FileTrial, PatchTrial, State, compile_fault
+
+
+def make_tree(folder: Path, repository: Git, refs: dict[str, str], onto: str) -> Git:
+    """Make the clone where it is missing, and bring the commits of ``refs`` into it."""
+    if not (folder / ".git").exists():
+        with atomic.scratch_folder(folder.parent) as scratch:
+            clone = scratch / "clone"
+            clone.mkdir()
+            git = Git(clone)
+            git.run("init", "--quiet", "--template=", f"--initial-branch={branch_of(onto)}")
+            (clone / ".git" / "info").mkdir(exist_ok=True)
+            (clone / ".git" / "info" / "attributes").write_text(ATTRIBUTES)
+            git.run("config", "user.name", IDENTITY[0])
+            git.run("config", "user.email", IDENTITY[1])
+            git.run("config", "core.autocrlf", "false")
+            clone.rename(folder)
+    git = Git(folder)
+    # What a killed git left would make the next one refuse.
+    for stale in (*(folder / ".git").glob("*.lock"), *(folder / ".git/refs").rglob("*.lock")):
+        stale.unlink(missing_ok=True)
+    wanted = [f"+{commit}:{name}" for name, commit in refs.items()]
+    git.run("fetch", "--quiet", "--no-tags", str(repository.folder), *wanted)
+    return git
+
+
+def lay(git: Git, trial: PatchTrial, head: str, onto: str) -> None:
+    """Put the patch into the work tree on ``head``: what applies is staged, the rest is unmerged.
+
+    A file without an honest merge stays as upstream has it; git knows the three sides of each.
+    """
+    git.run("checkout", "--quiet", "--force", "-B", branch_of(onto), head)
+    git.run("reset", "--quiet", "--hard", head)
+    git.run("clean", "--quiet", "-ffdx")
+    stages: list[bytes] = []
+    staged: list[str] = []
+    for path, data in trial.changes.items():
+        file = git.folder / path
+        if data is None:
+            file.unlink(missing_ok=True)
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        staged.append(path)
+    if staged:
+        git.run("add", "--force", "--all", "--", *(f":(literal){path}" for path in staged))
+    for path, mode in _new_executables(trial):
+        git.run("update-index", f"--chmod={'+x' if mode == '100755' else '-x'}", "--", path)
+    if trial.state is not State.UPSTREAMED:
+        for file_trial, change in zip(trial.files, trial.patch.changes, strict=True):
+            if not file_trial.state.applies and file_trial.state is not State.UPSTREAMED:
+                sides = (change.old_blob, _blob(git, head, file_trial.path), change.new_blob)
+                stages += _unmerged(git, file_trial, sides, change.mode)
+    if stages:
+        git.run("update-index", "-z", "--index-info", stdin=b"".join(stages))
+    message = author_and_message(git, _old_commit(git, trial))[1]
+    (git.folder / ".git" / "MERGE_MSG").write_bytes(message)
+
+
+def _new_executables(trial: PatchTrial) -> list[tuple[str, str]]:
+    return [
+        (change.path, change.mode)
+        for change in trial.patch.changes
+        if change.old_path is None and change.mode == "100755" and change.path in trial.changes
+    ]
+
+
+def _unmerged(git: Git, file: FileTrial, sides: tuple[str, str, str], mode: str) -> list[bytes]:
+    if file.marked is not None:
+        target = git.folder / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.marked)
+    path = file.path.encode("utf-8", "surrogateescape")
+    lines = [b"0 %s 0\t%s\0" % (b"0" * 40, path)]
+    for stage, blob in enumerate(sides, start=1):
+        if (
+            len(blob) == 40
+            and blob.strip("0")
+            and not git.attempt("cat-file", "-e", blob).returncode
+        ):
+            lines.append(b"%s %s %d\t%s\0" % (mode.encode(), blob.encode(), stage, path))
+    return lines
+
+
+def _blob(git: Git, commit: str, path: str) -> str:
+    found = git.attempt("rev-parse", "--verify", "--quiet", f"{commit}:{path}")
+    return found.stdout.decode().strip()
+
+
+def _old_commit(git: Git, trial: PatchTrial) -> str:
+    return git.text("rev-parse", f"refs/patches/{number_of(trial.line):04d}")
+
+
+def take(git: Git, stop: Stop) -> str:
+    """Make the commit of what the person did; return its id. Author and date are the old patch's.
+
+    Taken are a commit on top of where the rebase stopped, or what is staged there.
+
+    :raises RebaseStateError: there is something that would be lost, or nothing, or it is not done.
+    """
+    where = str(git.folder)
+    again = f"then: python -m builder rebase --continue  (or drop it: --continue --drop {number_of(stop.line):04d})"
+    unmerged = git.text("diff", "--name-only", "--diff-filter=U").splitlines()
+    if unmerged:
+        raise RebaseStateError(
+            f"{len(unmerged)} files are not resolved", where=where, details=tuple(unmerged),
+            next_step=f"edit them there, git add them, {again}",
+        )  # fmt: skip
+    loose = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
+    loose = [line for line in loose if line[1] != " "]
+    if loose:
+        raise RebaseStateError(
+            f"{len(loose)} changes are neither staged nor committed", where=where,
+            details=tuple(loose[:20]), next_step=f"git add or remove them there, {again}",
+        )  # fmt: skip
+    head = git.text("rev-parse", "HEAD")
+    number = f"{number_of(stop.line):04d}"
+    author, message = author_and_message(git, f"refs/patches/{number}")
+    if head != stop.head:
+        parents = git.text("log", "-1", "--format=%P", "HEAD").split()
+        if parents != [stop.head] or git.text("write-tree") != git.text("rev-parse", "HEAD^{tree}"):
+            raise RebaseStateError(
+                "the work tree holds other commits than one on top of where the rebase stopped",
+                where=where,
+                details=(f"stopped on {stop.head}", f"HEAD is    {head}"),
+                next_step=f"make it one commit: git reset --soft {stop.head[:12]}, git commit; {again}",
+            )
+        own = author_and_message(git, "HEAD")[1]
+        message = git.run("stripspace", stdin=own)
+    tree = git.text("write-tree")
+    _check(git, stop, tree, again)
+    committer = f"{IDENTITY[0]} <{IDENTITY[1]}> ".encode() + b" ".join(author.rsplit(b" ", 2)[1:])
+    raw = b"tree %s\nparent %s\nauthor %s\ncommitter %s\n\n%s" % (
+        tree.encode(), stop.head.encode(), author, committer, message,
+    )  # fmt: skip
+    commit = git.run("hash-object", "-t", "commit", "-w", "--stdin", stdin=raw).decode().strip()
+    git.run("update-ref", f"refs/resolved/{number}", commit)
+    return commit
+
+
+def _check(git: Git, stop: Stop, tree: str, again: str) -> None:
+    """Refuse what is not finished: markers, an empty change, Python that does not compile."""
+    changed = git.run(
+        "diff-tree", "-r", "-z", "--no-renames", "--diff-filter=AM", "--name-only", stop.head, tree
+    ).decode("utf-8", "surrogateescape").split("\0")[:-1]  # fmt: skip
+    if tree == git.text("rev-parse", f"{stop.head}^{{tree}}"):
+        raise RebaseStateError(
+            f"nothing would be left of {stop.line}: no change is staged or committed",
+            where=str(git.folder),
+            next_step=f"make the change there and git add it, {again}",
+        )
+    faults = []
+    for path in changed:
+        data = git.run("cat-file", "blob", f"{tree}:{path}")
+        if CONFLICT.search(data.decode("utf-8", "surrogateescape")):
+            faults.append(f"{path}: a conflict marker is left")
+        elif path.endswith(".py") and (fault := compile_fault(data, path)):
+            faults.append(f"{path}: it does not compile: {fault}")
+    if faults:
+        raise RebaseStateError(
+            "the resolution is not finished", where=str(git.folder), details=tuple(faults),
+            next_step=f"correct the files there, git add them, {again}",
+        )  # fmt: skip
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder of a rebase: first its name, so that nothing half-removed is found."""
+    gone = folder.with_name(f"{atomic.PREFIX}{folder.name}-removed")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.exists():
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

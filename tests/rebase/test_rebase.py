@@ -1,0 +1,269 @@
+"""A rebase from its beginning to its end, as a maintainer runs it."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.rebase.moving import ENGINE, NEW, OLD, edit
+from tests.series.fork import message
+
+PATH, OTHER = "vllm/engine.py", "vllm/other.py"
+HOOK = ("    engine.open(name)\n", "    engine.open(name)\n    engine.hook(name)\n")
+TAKEN = ("    engine.open(name)\n", "    engine.open_all(name)\n")
+RESOLVED = ("    engine.open_all(name)\n", "    engine.open_all(name)\n    engine.hook(name)\n")
+ABOVE = ("import os\n", "import os\nimport sys\n")
+COMMON = {"vllm/ours.py": "def ours():\n    return 1\n"}
+LOAD = edit(ENGINE, ("    data = path.read()\n", "    data = path.read_all()\n"))
+STOP = edit(LOAD, ("        self.size = 0\n", "        self.size = -1\n"))
+
+
+@pytest.fixture
+def smooth(moving):
+    """Four patches that need nobody: common, moved, clean, merged."""
+    new = {PATH: edit(ENGINE, ABOVE), OTHER: edit(ENGINE, ("    name = ", "    label = name = ")),
+           "vllm/third.py": "a = 1\n"}  # fmt: skip
+    return moving(
+        {PATH: ENGINE, OTHER: ENGINE, "vllm/third.py": "a = 1\n"}, new,
+        ("common ours", COMMON),
+        ("load", {PATH: LOAD}),
+        ("third", {"vllm/third.py": "a = 2\n"}),
+        ("hook", {OTHER: edit(ENGINE, HOOK)}),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def stopping(moving):
+    """The second of three conflicts."""
+    return moving(
+        {PATH: ENGINE, OTHER: ENGINE}, {PATH: edit(ENGINE, ABOVE), OTHER: edit(ENGINE, TAKEN)},
+        ("load", {PATH: LOAD}), ("hook", {OTHER: edit(ENGINE, HOOK)}), ("stop", {PATH: STOP}),
+    )  # fmt: skip
+
+
+def resolve(case, pair=RESOLVED):
+    case.user.write({OTHER: edit(edit(ENGINE, TAKEN), pair)})
+    case.user.git("add", OTHER)
+
+
+def test_to_the_end(smooth):
+    smooth.fork.run("revision", "--tag", OLD, "--raise")
+    before = smooth.patches()
+    smooth.begin()
+    after = smooth.patches()
+    old = {name: data for name, data in after.items() if not name.startswith(NEW)}
+    assert old == {name: data for name, data in before.items() if not name.startswith(NEW)}
+    lines = [entry.line for entry in smooth.fork.series(NEW).entries]
+    assert lines == list(smooth.data)
+    # unchanged patches are unchanged byte for byte; the moved one is not, it would be a wrong claim
+    same = [n for n in lines if after.get(f"{NEW}/{n}", b"") == before.get(f"{OLD}/{n}", b"-")]
+    assert same == ["0003-third.patch"]
+    assert smooth.result(PATH) == edit(LOAD, ABOVE)
+    assert smooth.result(OTHER) == edit(smooth.new[OTHER], HOOK)
+    # What a build and CI say of it: the same commits, and the files an export writes.
+    smooth.fork.run("export", "--check", "--tag", NEW)
+    smooth.fork.run("series", "--tag", NEW)
+    assert "revision = 1" in (smooth.fork.folder(NEW) / "revision").read_text()
+    for line, word in zip(lines, ("clean", "moved", "clean", "merged"), strict=True):
+        assert f"| {line} | {word} |" in smooth.report
+    assert "1:  " in smooth.report  # the range-diff
+    assert "engine.hook(name)" in smooth.report  # what 3-way placed, with its surroundings
+    assert "upstream changed serve around it" in smooth.report
+    assert not (smooth.fork.project.root / ".rebase" / NEW).exists()
+
+
+def test_the_same_bytes_in_another_cache(smooth):
+    smooth.begin()
+    first = smooth.patches()
+    shutil.rmtree(smooth.fork.folder(NEW))
+    shutil.rmtree(smooth.fork.cache.repository)
+    smooth.begin()
+    assert smooth.patches() == first
+
+
+def test_a_stop_gives_what_a_person_needs(stopping):
+    before = stopping.patches()
+    said = stopping.begin(code=30).stderr
+    assert "0002-hook.patch (2 of 3): conflict" in said
+    assert "Servers with such a card stop at start-up" in said  # the patch's purpose
+    assert "<<<<<<< upstream v1.3.0" in said
+    assert "+    engine.hook(name)" in said or "    engine.hook(name)" in said
+    assert "+    engine.open_all(name)" in said  # upstream's own change
+    assert "rebase --continue" in said
+    assert stopping.patches() == before
+    assert stopping.user.git("status", "--porcelain").decode() == f"UU {OTHER}\n"
+    # the sides as git's own tools want them
+    assert stopping.user.git("show", f":2:{OTHER}").decode() == edit(ENGINE, TAKEN)
+    assert stopping.user.git("show", f":3:{OTHER}").decode() == edit(ENGINE, HOOK)
+    (state,) = stopping.status()
+    assert state["stop"]["line"] == "0002-hook.patch"
+    assert [d["outcome"] for d in state["done"]] == ["moved"]
+    assert "0002-hook.patch" in stopping.rebase("--status").stdout
+
+
+@pytest.mark.parametrize("how", ["staged", "committed", "reworded", "new cache"])
+def test_resolved_and_on(stopping, how):
+    stopping.begin(code=30)
+    resolve(stopping)
+    if how == "committed":
+        stopping.user.git("commit", "--quiet", "--no-edit")
+    if how == "reworded":
+        text = message("hook anew", trailers="").encode()
+        stopping.user.git("commit", "--quiet", "-F-", stdin=text)
+    if how == "new cache":
+        shutil.rmtree(stopping.fork.cache.repository)
+        shutil.rmtree(stopping.fork.cache.root / "series")
+    stopping.rebase("--continue")
+    lines = [entry.line for entry in stopping.fork.series(NEW).entries]
+    hook = "0002-hook-anew.patch" if how == "reworded" else "0002-hook.patch"
+    assert lines == ["0001-load.patch", hook, "0003-stop.patch"]
+    assert stopping.result(OTHER) == edit(edit(ENGINE, TAKEN), RESOLVED)
+    assert stopping.result(PATH) == edit(STOP, ABOVE)
+    patch = (stopping.fork.folder(NEW) / hook).read_text()
+    assert "Author" not in patch
+    assert "From: vllm-glm5 maintainers <maintainers@vllm-glm5.invalid>" in patch
+    assert "resolved by hand" in stopping.report
+    if how != "reworded":
+        assert "Servers with such a card" in patch
+    stopping.fork.run("export", "--check", "--tag", NEW)
+    assert "no rebase is under way" in stopping.rebase("--status").stdout
+
+
+def unmerged(user):
+    pass
+
+
+def not_added(user):
+    user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED)})
+
+
+def untracked(user):
+    user.git("checkout", "--quiet", "--ours", OTHER)
+    user.git("add", OTHER)
+    user.write({"vllm/new.py": "a = 1\n"})
+
+
+def nothing(user):
+    user.git("checkout", "--quiet", "--ours", OTHER)
+    user.git("add", OTHER)
+
+
+def markers(user):
+    user.git("add", OTHER)
+
+
+def no_python(user):
+    user.write({OTHER: "def broken(:\n"})
+    user.git("add", OTHER)
+
+
+def two_commits(user):
+    user.commit({OTHER: "a = 1\n"}, "one\n")
+    user.commit({OTHER: "a = 2\n"}, "two\n")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (unmerged, "not resolved"),
+        (not_added, "not resolved"),
+        (untracked, "neither staged nor committed"),
+        (nothing, "nothing would be left"),
+        (markers, "conflict marker"),
+        (no_python, "does not compile"),
+        (two_commits, "other commits"),
+    ],
+)
+def test_what_is_not_done_is_not_taken(stopping, how, words):
+    before = stopping.patches()
+    stopping.begin(code=30)
+    how(stopping.user)
+    status = stopping.user.git("status", "--porcelain")
+    said = stopping.rebase("--continue", code=31).stderr
+    assert words in said
+    assert "next:" in said
+    assert stopping.user.git("status", "--porcelain") == status  # nothing of theirs is touched
+    assert stopping.patches() == before
+    stopping.user.git("reset", "--quiet", "--hard", stopping.status()[0]["stop"]["head"])
+    stopping.user.git("clean", "--quiet", "-fd")
+    resolve(stopping)
+    stopping.rebase("--continue")
+    assert stopping.result(OTHER) == edit(edit(ENGINE, TAKEN), RESOLVED)
+
+
+def test_a_rebase_under_way_is_not_overwritten(stopping):
+    stopping.begin(code=30)
+    resolve(stopping)
+    said = stopping.begin(code=31).stderr
+    assert "under way" in said
+    assert "--abort" in said
+    assert stopping.user.git("status", "--porcelain").decode() == f"M  {OTHER}\n"
+    stopping.rebase("--continue")
+    assert "has a series already" in stopping.begin(code=31).stderr
+
+
+def test_abort_leaves_nothing(stopping):
+    before = stopping.patches()
+    stopping.begin(code=30)
+    stopping.rebase("--abort")
+    assert stopping.patches() == before
+    assert "no rebase is under way" in stopping.rebase("--status").stdout
+    stopping.rebase("--continue", code=31)
+    stopping.rebase("--abort", code=31)
+    stopping.begin(code=30)  # and it can begin anew
+
+
+def test_a_series_that_changed_meanwhile(stopping):
+    stopping.begin(code=30)
+    resolve(stopping)
+    file = stopping.fork.folder(OLD) / "0003-stop.patch"
+    good = file.read_bytes()
+    file.write_bytes(good.replace(b"Servers", b"Machines"))
+    assert "0003-stop.patch" in stopping.rebase("--continue", code=31).stderr
+    file.write_bytes(good)
+    stopping.rebase("--continue")
+
+
+def test_a_damaged_state_is_said_and_can_be_aborted(stopping):
+    before = stopping.patches()
+    stopping.begin(code=30)
+    state = stopping.tree.parent / "state.json"
+    state.write_text(state.read_text()[:100])
+    assert "--abort" in stopping.rebase("--continue", code=31).stderr
+    stopping.rebase("--abort")
+    assert stopping.patches() == before
+
+
+def test_a_shared_patch_that_had_to_change_is_no_longer_shared(moving):
+    """Other releases name the file in common/: it stays as it is."""
+    taken = {"vllm/ours.py": "def ours():\n    return 0\n"}
+    case = moving({PATH: ENGINE}, {PATH: ENGINE} | taken, ("common ours", COMMON))
+    case.begin(code=30)
+    case.user.write(COMMON)
+    case.user.git("add", "vllm/ours.py")
+    case.rebase("--continue")
+    shared = case.fork.project.patches / "common" / "0001-common-ours.patch"
+    assert shared.read_bytes() == case.data["../common/0001-common-ours.patch"]
+    assert [e.line for e in case.fork.series(NEW).entries] == ["0002-common-ours.patch"]
+    assert case.result("vllm/ours.py") == COMMON["vllm/ours.py"]
+
+
+def test_what_cannot_begin(stopping):
+    before = stopping.patches()
+    stopping.rebase("--from", OLD, "--onto", "v9.9.9", code=3)
+    stopping.rebase("--from", "v9.9.9", "--onto", NEW, code=3)
+    stopping.rebase("--from", OLD, "--onto", OLD, code=31)
+    assert "0009" in stopping.begin("--drop", "9", code=31).stderr
+    stopping.rebase(code=2)
+    stopping.rebase("--from", OLD, code=2)
+    assert stopping.patches() == before
+    assert not (stopping.fork.project.root / ".rebase" / NEW).exists()
+
+
+def test_settings_travel_and_an_empty_series_is_replaced(smooth):
+    (smooth.fork.folder(OLD) / "settings.toml").write_text("alias = true\n")
+    assert (smooth.fork.folder(NEW) / "series").read_bytes() == b""
+    smooth.begin()
+    assert smooth.fork.series(NEW).requires_alias
+    assert len(smooth.fork.series(NEW).entries) == 4
