@@ -1,0 +1,99 @@
+"""`upstream`: what is newer than the newest pin, and how the series fares there, in three forms."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+
+import pytest
+
+from tests.build.package_server import PackageServer
+from tests.rebase.moving import ENGINE, NEW, OLD, edit
+from tests.series.fork import write_sdist
+
+PATH = "vllm/engine.py"
+TAKEN = ("    engine.open(name)\n", "    engine.open_all(name)\n")
+HOOK = ("    engine.open(name)\n", "    engine.open(name)\n    engine.hook(name)\n")
+FACTS = {
+    "pyproject.toml": "[project]\nname = 'vllm'\nrequires-python = '>=3.10'\n",
+    "vllm/_version.py": "__commit_id__ = commit_id = 'g0123456789'\n",
+}
+WHEEL = "vllm-{}-cp38-abi3-manylinux1_x86_64.whl"
+
+
+@pytest.fixture
+def case(moving):
+    text = "<b>a & b</b>"
+    return moving(
+        {PATH: ENGINE}, {PATH: ENGINE},
+        ("hook", {PATH: edit(ENGINE, HOOK, ("    size = 1\n", f"    size = '{text}'\n"))}),
+        ("file", {"vllm/new.py": "a = 1\n"}),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def server(case, tmp_path):
+    """An index with three newer releases: one of them a pre-release, the last one conflicting."""
+    files = {}
+    for version, text in {
+        "1.4.0": ENGINE, "1.10.0": edit(ENGINE, TAKEN, ("    size = 1\n", "    size = 2\n")),
+        "1.11.0rc1": ENGINE, "1.0.0": ENGINE,
+    }.items():  # fmt: skip
+        sdist = tmp_path / f"vllm-{version}.tar.gz"
+        write_sdist(sdist, {"vllm/__init__.py": "", PATH: text} | FACTS, version)
+        files |= {sdist.name: sdist.read_bytes(), WHEEL.format(version): b"wheel"}
+    with PackageServer({"vllm": files}) as server:
+        yield server
+
+
+def test_what_is_newer_and_how_the_series_fares(case, server, tmp_path):
+    before = case.patches()
+    page = tmp_path / "page.html"
+    process = case.fork.run(
+        "upstream", "--tag", OLD, "--json", "--html", page, "--markdown", tmp_path / "table.md",
+        PIP_INDEX_URL=server.url,
+    )  # fmt: skip
+    found = json.loads(process.stdout)
+    states = {
+        release["tag"]: [patch["state"] for patch in release["patches"]]
+        for release in found["releases"]
+    }
+    # newer than the newest pin, by version and not by text; no pre-release
+    assert states == {"v1.4.0": ["clean", "clean"], "v1.10.0": ["conflict", "clean"]}
+    assert list(states) == ["v1.4.0", "v1.10.0"]
+    hook = found["releases"][1]["patches"][0]
+    assert hook["upstream"]["extent"] == "none"
+    assert "engine.open_all" in hook["files"][0]["conflicts"][0]
+    # nothing of the project has changed, and no wheel was fetched
+    assert case.patches() == before
+    assert not (case.fork.project.pins / "v1.4.0.toml").exists()
+    assert server.bytes_sent(WHEEL.format("1.4.0")) == 0
+    text = page.read_text()
+    assert "<b>a &" not in text  # what patches hold is text, not markup
+    assert "&lt;b&gt;a &amp; b" in text
+    html.parser.HTMLParser().feed(text)
+    assert "http" not in text  # nothing is fetched from elsewhere
+    table = (tmp_path / "table.md").read_text()
+    assert "| v1.10.0 | conflict | clean |" in table
+    command = next(line for line in table.splitlines() if line.startswith("Made by"))
+    assert f"python -m builder upstream --tag {OLD} --since {NEW}" in command
+
+
+def test_a_second_time_without_the_index(case, server):
+    case.fork.run("upstream", "--tag", OLD, "--onto", "v1.4.0", PIP_INDEX_URL=server.url)
+    said = case.fork.run("upstream", "--tag", OLD, "--onto", "v1.4.0").stdout
+    assert said.splitlines()[1].startswith("v1.4.0  clean      clean")
+    assert case.fork.run("upstream", "--tag", OLD, code=5).stderr.count("next:") == 1
+
+
+def test_nothing_is_newer(case, server):
+    said = case.fork.run(
+        "upstream", "--tag", OLD, "--since", "v1.10.0", PIP_INDEX_URL=server.url
+    ).stdout
+    assert "no newer release" in said
+
+
+def test_a_release_that_does_not_exist(case, server):
+    assert "9.9.9" in case.fork.run(
+        "upstream", "--tag", OLD, "--onto", "v9.9.9", code=5, PIP_INDEX_URL=server.url
+    ).stderr  # fmt: skip
