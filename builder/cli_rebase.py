@@ -114,6 +114,8 @@ def rebase(
         typer.echo(f"{item.outcome:16} {item.line}" + (f": {item.reason}" if item.reason else ""))
     reviews = sum(len(item.review) for item in done.done)
     typer.echo(f"\nseries   {done.folder}\nreport   {done.report} ({reviews} hunks to review)")
+    for breach in done.breaches:
+        typer.echo("\n".join(breach.lines()))
     typer.echo("left to run\n" + "\n".join(f"  {command}" for command in done.left))
 
 
@@ -142,7 +144,79 @@ def _status(*, as_json: bool) -> str:
     return "\n".join(lines)
 
 
+def backport(
+    number: Annotated[int, typer.Argument(help="The number that the patch's name begins with.")],
+    to: Annotated[
+        list[str] | None,
+        typer.Option("--to", help="A release; may be repeated (default: every other series)."),
+    ] = None,
+    from_tag: Annotated[
+        str | None, typer.Option("--from", help="The series to take it from (default: the newest).")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only try; write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Carry a patch to the series of other releases; each is tried."""
+    from builder import backport as backporting  # noqa: PLC0415
+    from builder.cli import State  # noqa: PLC0415
+    from builder.errors import RebaseStoppedError  # noqa: PLC0415
+
+    State.as_json = as_json
+    found = backporting.backport(
+        number, to or (), State.project, State.cache, from_tag=from_tag, check=check
+    )
+    bad = [one for one in found if not one.is_good]
+    if as_json and not bad:
+        typer.echo(json.dumps([asdict(one) for one in found], indent=1))
+        return
+    lines = []
+    for one in found:
+        lines.append(f"{one.tag:10} {one.state}" + (f": {one.reason}" if one.reason else ""))
+        lines += [f"  {'would write' if check else 'written'} {line}" for line in one.written]
+        if one.needs_revision:
+            lines.append(f"  next: python -m builder revision --tag {one.tag} --raise")
+    if bad:
+        raise RebaseStoppedError(
+            f"patch {number:04d} wants a person on {', '.join(one.tag for one in bad)}; nothing "
+            "was written for " + ("it" if len(bad) == 1 else "them"),
+            details=tuple(lines),
+            next_step=f"python -m builder edit --tag {bad[0].tag}, make the change there, export",
+        )
+    typer.echo("\n".join(lines) or "there is no other series")
+
+
+def contracts(
+    tag: Annotated[str, typer.Option("--tag", help="The series.")],
+    on: Annotated[
+        str | None, typer.Option("--on", help="Compare with this release (default: its own).")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Accept what the definitions are now.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare what a series leans on in upstream's code with a release."""
+    from builder import contracts as checking  # noqa: PLC0415
+    from builder import pipeline, releases, series  # noqa: PLC0415
+    from builder.cli import State  # noqa: PLC0415
+
+    State.as_json = as_json
+    found = series.read_series(State.project, tag)
+    pinned = releases.pin_of(on or tag, State.project, State.cache)
+    source = pipeline.source_tree(pinned, State.project, State.cache, None)
+    known = checking.read_contracts(found)
+
+    def read(path: str) -> bytes | None:
+        return source.repository.blob(f"{source.commit}:{path}")
+
+    if write:
+        typer.echo(f"written {checking.write_contracts(found, known, read)}")
+        return
+    checking.require_kept(checking.breaches(known, read), found)
+    typer.echo(f"{tag}: {len(known)} definitions of upstream's are as they were on {pinned.tag}")
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to the command line."""
-    for command in (upstream, rebase):
+    for command in (upstream, rebase, backport, contracts):
         app.command(command.__name__)(command)

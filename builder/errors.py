@@ -214,6 +214,12 @@ class RebaseStateError(BuilderError):
     exit_code = 31
 
 
+class ContractError(BuilderError):
+    """What a series leans on in upstream's code is not what it was."""
+
+    exit_code = 32
+
+
 class UploadRefusedError(BuilderError):
     """A package server refuses who uploads: a wrong password, or no right to."""
 

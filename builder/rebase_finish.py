@@ -9,6 +9,7 @@ from pathlib import Path
 from builder import atomic, pin, rebase_state, rebase_tree
 from builder.apply import AppliedSeries, apply_series
 from builder.checkout import SourceTree, using_repository
+from builder.contracts import Breach, breaches, read_contracts
 from builder.errors import PatchFormatError
 from builder.export import FORMAT_PATCH, slug
 from builder.locations import Cache, Project
@@ -28,6 +29,7 @@ class Finished:
     report: Path
     done: tuple[Done, ...]
     left: tuple[str, ...]
+    breaches: tuple[Breach, ...] = ()
 
 
 def finish(
@@ -47,6 +49,12 @@ def finish(
     target = project.patches / state.onto
     report = project.root / ".rebase" / f"{state.onto}.md"
     left = _left_to_run(state.onto)
+    broken = breaches(
+        read_contracts(series),
+        lambda path: source.repository.blob(f"{source.commit}:{path}"),
+    )
+    if broken:
+        left = (f"python -m builder contracts --tag {state.onto}", *left)
     if not state.is_finishing:
         head = state.head(source.commit)
         lines = _write(state, series, source, project, folder / "series.new")
@@ -55,12 +63,12 @@ def finish(
             difference = _range_diff(applied, source, head)
         written = _series_of(state, series, project, folder / "series.new", lines)
         raise_revision(pin.load(project.pins, state.onto), written)
-        atomic.write_text(report, final_report(state, lines, difference, left))
+        atomic.write_text(report, final_report(state, lines, difference, broken, left))
         state = replace(state, is_finishing=True)
         rebase_state.save(project, state)
     _move(folder / "series.new", target, folder / "replaced")
     rebase_tree.remove(folder)
-    return Finished(state.onto, target, report, state.done, left)
+    return Finished(state.onto, target, report, state.done, left, broken)
 
 
 def _left_to_run(onto: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from builder import atomic, placement
+from builder.contracts import Breach
 from builder.patchfile import FileChange, Patch
 from builder.rebase_state import DROPPED, RESOLVED, Done, RebaseState, Review
 from builder.try_series import FileTrial, PatchTrial, Release, State
@@ -100,7 +101,11 @@ def _upstreams(release: Release, change: FileChange, file: FileTrial, folder: Pa
 
 
 def final_report(
-    state: RebaseState, lines: dict[str, str], range_diff: str, left: Sequence[str]
+    state: RebaseState,
+    lines: dict[str, str],
+    range_diff: str,
+    breaches: Sequence[Breach],
+    left: Sequence[str],
 ) -> str:
     """Return the report for a pull request.
 
@@ -120,6 +125,9 @@ def final_report(
         name = done.line if new in (None, done.line) else f"{done.line}, now {new}"
         out.append(f"| {name} | {done.outcome} | {_cell(done.reason)} |")
     out += ["", *_reviews(state.done)]
+    if breaches:
+        out += ["## What the series leans on has changed", "", "```diff"]
+        out += [line for breach in breaches for line in breach.lines()] + ["```", ""]
     out += ["## Old series against new", "", "```", range_diff.rstrip("\n"), "```", ""]
     out += ["## Left to run", "", *(f"- `{command}`" for command in left), ""]
     return "\n".join(out)

@@ -127,6 +127,11 @@ class Git:
                 next_step="install git 2.36 or newer and run the command again",
             ) from error
 
+    def blob(self, name: str) -> bytes | None:
+        """Return the bytes of a blob by any name that git knows; None where there is none."""
+        result = self.attempt("cat-file", "blob", name)
+        return result.stdout if result.returncode == 0 else None
+
     def text(self, *arguments: str) -> str:
         return self.run(*arguments).decode().strip()
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from builder.contracts import Breach
 from builder.rebase_state import number_of
 from builder.try_series import FileTrial, PatchTrial, State
 
@@ -30,10 +31,14 @@ _COLOUR = {
 
 @dataclass(frozen=True)
 class ReleaseTrials:
-    """One release and the patches tried on it, in order; ``seconds`` without the import."""
+    """One release and the patches tried on it, in order; ``seconds`` without the import.
+
+    :param breaches: what the series leans on and is another thing there.
+    """
 
     tag: str
     trials: tuple[PatchTrial, ...]
+    breaches: tuple[Breach, ...]
     seconds: float
 
 
@@ -46,6 +51,17 @@ def as_json(series: str, releases: Sequence[ReleaseTrials]) -> str:
                 "tag": release.tag,
                 "seconds": round(release.seconds, 2),
                 "patches": [_facts(trial) for trial in release.trials],
+                "contracts": [
+                    {
+                        "path": b.contract.path,
+                        "name": b.contract.name,
+                        "patch": b.contract.patch,
+                        "gone": b.gone,
+                        "came": list(b.came),
+                        "went": list(b.went),
+                    }
+                    for b in release.breaches
+                ],
             }
             for release in releases
         ],
@@ -100,10 +116,18 @@ def as_text(series: str, releases: Sequence[ReleaseTrials]) -> str:
             if why:
                 lines.append(f"  {number_of(trial.line):04d} {trial.state}")
                 lines += [f"    {line}" for line in why]
+        if release.breaches:
+            lines.append(f"  contracts: {_named(release)}")
     best = releases[-1].tag
     follow = f"python -m builder rebase --from {series} --onto {best}"
     lines += ["", f"next: python -m builder pin {best} && {follow}"]
     return "\n".join(lines)
+
+
+def _named(release: ReleaseTrials) -> str:
+    """Name the definitions of upstream's that are not what the series was written for."""
+    words = [b.contract.name + (" is gone" if b.gone else " changed") for b in release.breaches]
+    return ", ".join(words)
 
 
 def _why(trial: PatchTrial) -> list[str]:
@@ -148,6 +172,8 @@ def as_markdown(series: str, releases: Sequence[ReleaseTrials], command: str) ->
             if why := _why(trial):
                 out += ["", f"**{number_of(trial.line):04d} {trial.state}**", ""]
                 out += [f"- {line}" for line in why]
+        if release.breaches:
+            out += ["", f"Contracts: {_named(release)}."]
     return "\n".join(out) + "\n"
 
 
@@ -176,6 +202,10 @@ def as_html(series: str, releases: Sequence[ReleaseTrials]) -> str:
     behind = []
     for release in releases:
         behind.append(f"<h2>{text(release.tag)}</h2>")
+        if release.breaches:
+            lines = "\n".join(line for breach in release.breaches for line in breach.lines())
+            behind.append(f"<details><summary>contracts: {text(_named(release))}</summary>"
+                          f"<pre>{text(lines)}</pre></details>")  # fmt: skip
         for trial in release.trials:
             anchor = f"{release.tag}-{number_of(trial.line):04d}"
             why = "".join(f"<li>{text(line)}</li>" for line in _why(trial))

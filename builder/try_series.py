@@ -115,6 +115,10 @@ class Release:
     labels: tuple[str, str]
     _renames: dict[str, str] | None = field(default=None, repr=False)
 
+    def read_new(self, path: str) -> bytes | None:
+        """Return a file of the new release as upstream made it."""
+        return self.objects.read(f"{self.new}:{path}")
+
     def renamed(self, path: str) -> str | None:
         """Return the path that upstream gave a file of the old release; None where it is gone."""
         if self._renames is None:  # two seconds between far releases: only where a file is missing

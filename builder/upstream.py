@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from builder import pipeline, releases
 from builder.apply import read_patches
 from builder.checkout import from_sdist, using_repository
+from builder.contracts import breaches, read_contracts
 from builder.fetch import fetch
 from builder.locations import Cache, Project
 from builder.objects import open_objects
@@ -25,6 +26,7 @@ def try_on(
     _, series, applied = pipeline.applied_series(tag, project, cache)
     patches = read_patches(series.paths, cache)
     entries = [(entry.line, patch) for entry, patch in zip(series.entries, patches, strict=True)]
+    contracts = read_contracts(series)
     for onto in tags:
         pinned = releases.pin_of(onto, project, cache)
         sdist = fetch(pinned, pinned.sdist, cache)
@@ -34,4 +36,5 @@ def try_on(
         with open_objects(source.repository, cache) as objects:
             release = Release(objects, applied.base, source.commit, (tag, onto))
             trials = tuple(try_series(release, entries))
-        yield ReleaseTrials(onto, trials, time.perf_counter() - began)
+            broken = breaches(contracts, release.read_new)
+        yield ReleaseTrials(onto, trials, broken, time.perf_counter() - began)

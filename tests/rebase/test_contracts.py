@@ -1,0 +1,150 @@
+"""What a series leans on: found changed from the syntax tree alone, before anything is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder import contracts
+from builder.contracts import Contract
+from tests.rebase.moving import ENGINE, NEW, OLD, edit
+
+PATH, BASE = "vllm/engine.py", "vllm/base.py"
+HOOK = ("    engine.open(name)\n", "    engine.open(name)\n    engine.hook(name)\n")
+BACKEND = '''\
+"""Backends."""
+
+import abc
+
+if True:
+    ORDER = ["one", "two"]
+
+
+class Backend(abc.ABC):
+    supports_a: bool = False
+
+    @property
+    def name(self) -> str:
+        return "x"
+
+    @abc.abstractmethod
+    def forward(self, q, *, scale=1.0):
+        """Forward."""
+
+
+def priorities(major):
+    if major == 12:
+        return ["one"]
+    return ["two"]
+'''
+FILE = f"""\
+# Ours.
+
+[[contract]]
+patch = 1
+path = "{BASE}"
+name = "Backend"
+why = "our backend is one"
+
+[[contract]]
+patch = 1
+path = "{BASE}"
+name = "priorities"
+why = "we stand last"
+body = true
+
+[[contract]]
+patch = 1
+path = "{BASE}"
+name = "ORDER"
+why = "a list"
+"""
+CHANGES = {
+    "an attribute gained": (("    supports_a: bool = False\n",
+                             "    supports_a: bool = False\n    masked_available: bool = False\n"),
+                            "+ masked_available: bool = False"),
+    "another default": (("supports_a: bool = False", "supports_a: bool = True"),
+                        "+ supports_a: bool = True"),
+    "another base": (("Backend(abc.ABC)", "Backend(Base, abc.ABC)"), "+ class Backend(Base, abc.ABC)"),
+    "an argument gained": (("scale=1.0)", "scale=1.0, lse=None)"),
+                           "+ @abc.abstractmethod def forward(self, q, *, scale=1.0, lse=None)"),
+    "a decorator lost": (("    @property\n", ""), "+ def name(self) -> str"),
+    "a list in a function": (('return ["one"]', 'return ["one", "three"]'),
+                             "+     return ['one', 'three']"),
+    "a list below an if": (('ORDER = ["one", "two"]', 'ORDER = ["one"]'), "+ ORDER = ['one']"),
+    "renamed": (("class Backend", "class NewBackend"), "Backend (patch 0001: our backend is one) is gone"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def case(moving):
+    def make(new):
+        made = moving(
+            {PATH: ENGINE, BASE: BACKEND}, {PATH: ENGINE, BASE: new},
+            ("hook", {PATH: edit(ENGINE, HOOK)}),
+        )  # fmt: skip
+        (made.fork.folder(OLD) / contracts.NAME).write_text(FILE)
+        made.fork.run("contracts", "--tag", OLD, "--write")
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_found_with_what_it_is(case, change):
+    pair, words = CHANGES[change]
+    made = case(edit(BACKEND, pair))
+    said = made.fork.run("contracts", "--tag", OLD, "--on", NEW, code=32).stderr
+    assert words in said
+    assert "--write" in said
+    made.fork.run("contracts", "--tag", OLD)  # its own release is as it was
+
+
+def test_what_does_not_matter_is_not_found(case):
+    quiet = edit(
+        BACKEND,
+        ('        return "x"\n', '        return "y"\n'),
+        ('"""Forward."""', '"""Another text."""\n\n    # a comment'),
+        ("import abc\n", "import abc\nimport os\n"),
+    )
+    said = case(quiet).fork.run("contracts", "--tag", OLD, "--on", NEW).stdout
+    assert "3 definitions" in said
+
+
+def test_the_rebase_says_so_and_the_new_series_keeps_asking(case):
+    pair, words = CHANGES["an attribute gained"]
+    made = case(edit(BACKEND, pair))
+    said = made.begin().stdout
+    assert words in said
+    assert f"python -m builder contracts --tag {NEW}" in said
+    assert words in made.report
+    assert "Backend changed" in made.fork.run("upstream", "--tag", OLD, "--onto", NEW).stdout
+    file = made.fork.folder(NEW) / contracts.NAME
+    assert file.read_bytes() == (made.fork.folder(OLD) / contracts.NAME).read_bytes()
+    made.fork.run("contracts", "--tag", NEW, code=32)
+    made.fork.run("contracts", "--tag", NEW, "--write")
+    made.fork.run("contracts", "--tag", NEW)
+    assert file.read_text().startswith("# Ours.\n")  # comments stay
+
+
+def test_a_definition_that_is_gone_cannot_be_accepted(case):
+    made = case(edit(BACKEND, CHANGES["renamed"][0]))
+    made.begin()
+    before = made.patches()
+    said = made.fork.run("contracts", "--tag", NEW, "--write", code=32).stderr
+    assert "Backend" in said
+    assert made.patches() == before
+
+
+@pytest.mark.parametrize("text", ["contract = 1\n", "[[contract]]\npatch = 1\n", "[[contract\n"])
+def test_a_file_that_is_none(case, text):
+    made = case(BACKEND)
+    (made.fork.folder(OLD) / contracts.NAME).write_text(text)
+    assert contracts.NAME in made.fork.run("contracts", "--tag", OLD, code=32).stderr
+
+
+def test_never_written_down():
+    empty = Contract(1, BASE, "Backend", "it is new", body=False, holds=())
+    (breach,) = contracts.breaches([empty], {BASE: BACKEND.encode()}.get)
+    assert breach.lines() == [
+        f"{BASE}: Backend (patch 0001: it is new): what it is was never written down"
+    ]
