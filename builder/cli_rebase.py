@@ -114,6 +114,8 @@ def rebase(
         typer.echo(f"{item.outcome:16} {item.line}" + (f": {item.reason}" if item.reason else ""))
     reviews = sum(len(item.review) for item in done.done)
     typer.echo(f"\nseries   {done.folder}\nreport   {done.report} ({reviews} hunks to review)")
+    for missing in done.missing:
+        typer.echo(f"import that fails: {missing}")
     for breach in done.breaches:
         typer.echo("\n".join(breach.lines()))
     typer.echo("left to run\n" + "\n".join(f"  {command}" for command in done.left))
@@ -199,9 +201,14 @@ def contracts(
     from builder import contracts as checking  # noqa: PLC0415
     from builder import pipeline, releases, series  # noqa: PLC0415
     from builder.cli import State  # noqa: PLC0415
+    from builder.rebase_finish import imports_of  # noqa: PLC0415
 
     State.as_json = as_json
     found = series.read_series(State.project, tag)
+    missing: tuple[object, ...] = ()
+    if on is None and not write:
+        _, _, applied = pipeline.applied_series(tag, State.project, State.cache)
+        missing = imports_of(applied.repository, applied.base, applied.head)
     pinned = releases.pin_of(on or tag, State.project, State.cache)
     source = pipeline.source_tree(pinned, State.project, State.cache, None)
     known = checking.read_contracts(found)
@@ -212,7 +219,7 @@ def contracts(
     if write:
         typer.echo(f"written {checking.write_contracts(found, known, read)}")
         return
-    checking.require_kept(checking.breaches(known, read), found)
+    checking.require_kept(checking.breaches(known, read), [str(item) for item in missing], found)
     typer.echo(f"{tag}: {len(known)} definitions of upstream's are as they were on {pinned.tag}")
 
 

@@ -194,11 +194,19 @@ def write_contracts(
     return path
 
 
-def require_kept(found: Sequence[Breach], series: Series) -> None:
+def require_kept(found: Sequence[Breach], missing: Sequence[str], series: Series) -> None:
     """Refuse a release on which what the series leans on has changed.
 
-    :raises ContractError: with what came and what went.
+    :param missing: imports of the series that its tree cannot satisfy, a line each.
+    :raises ContractError: with what came and what went, and those imports.
     """
+    if missing:
+        raise ContractError(
+            f"{len(missing)} imports of the series fail on this release",
+            where=str(series.folder),
+            details=(*missing, *(line for breach in found for line in breach.lines())),
+            next_step=f"python -m builder edit --tag {series.tag}, correct them, then export",
+        )
     if found:
         raise ContractError(
             f"{len(found)} things that the series leans on are other ones in this release",

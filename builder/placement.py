@@ -251,7 +251,7 @@ def _parse(lines: Sequence[str]) -> _Definitions | None:
     return _parse_text("".join(lines))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)  # a patch's files, before and after, on two releases
 def _parse_text(text: str) -> _Definitions | None:
     """Read the definitions from Python's syntax tree; None where the text has none."""
     try:
@@ -272,7 +272,7 @@ def _parse_text(text: str) -> _Definitions | None:
 
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[int, int, str]]:
-    for child in ast.iter_child_nodes(node):
+    for child in _statements(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = f"{prefix}{child.name}"
             first = min([child.lineno, *(item.lineno for item in child.decorator_list)])
@@ -280,6 +280,14 @@ def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[int, int, str]]:
             yield from _walk(child, f"{name}.")
         else:
             yield from _walk(child, prefix)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what may hold a definition: expressions are most of a tree, and hold none."""
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        below = getattr(node, field, None)
+        if isinstance(below, list):
+            yield from below
 
 
 def _instead(expected: Sequence[str], lines: Sequence[str], stated: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from builder.checkout import SourceTree, using_repository
 from builder.contracts import Breach, breaches, read_contracts
 from builder.errors import PatchFormatError
 from builder.export import FORMAT_PATCH, slug
+from builder.imports import MissingImport, missing_imports
 from builder.locations import Cache, Project
 from builder.rebase_report import final_report
 from builder.rebase_state import Done, RebaseState, folder_of, number_of
@@ -30,6 +31,7 @@ class Finished:
     done: tuple[Done, ...]
     left: tuple[str, ...]
     breaches: tuple[Breach, ...] = ()
+    missing: tuple[MissingImport, ...] = ()
 
 
 def finish(
@@ -53,7 +55,8 @@ def finish(
         read_contracts(series),
         lambda path: source.repository.blob(f"{source.commit}:{path}"),
     )
-    if broken:
+    missing = imports_of(source.repository, source.commit, state.head(source.commit))
+    if broken or missing:
         left = (f"python -m builder contracts --tag {state.onto}", *left)
     if not state.is_finishing:
         head = state.head(source.commit)
@@ -63,12 +66,22 @@ def finish(
             difference = _range_diff(applied, source, head)
         written = _series_of(state, series, project, folder / "series.new", lines)
         raise_revision(pin.load(project.pins, state.onto), written)
-        atomic.write_text(report, final_report(state, lines, difference, broken, left))
+        atomic.write_text(report, final_report(state, lines, difference, broken, missing, left))
         state = replace(state, is_finishing=True)
         rebase_state.save(project, state)
     _move(folder / "series.new", target, folder / "replaced")
     rebase_tree.remove(folder)
-    return Finished(state.onto, target, report, state.done, left, broken)
+    return Finished(state.onto, target, report, state.done, left, broken, missing)
+
+
+def imports_of(git: Git, base: str, head: str) -> tuple[MissingImport, ...]:
+    """Return the imports that the commits ``base..head`` added and that their tree cannot satisfy."""
+    names = git.run("diff-tree", "-r", "-z", "--no-renames", "--name-only", base, head)
+    return missing_imports(
+        filter(None, names.decode("utf-8", "surrogateescape").split("\0")),
+        lambda path: git.blob(f"{head}:{path}"),
+        lambda path: git.blob(f"{base}:{path}"),
+    )
 
 
 def _left_to_run(onto: str) -> tuple[str, ...]:

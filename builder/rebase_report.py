@@ -8,6 +8,7 @@ from pathlib import Path
 
 from builder import atomic, placement
 from builder.contracts import Breach
+from builder.imports import MissingImport
 from builder.patchfile import FileChange, Patch
 from builder.rebase_state import DROPPED, RESOLVED, Done, RebaseState, Review
 from builder.try_series import FileTrial, PatchTrial, Release, State
@@ -105,6 +106,7 @@ def final_report(
     lines: dict[str, str],
     range_diff: str,
     breaches: Sequence[Breach],
+    missing: Sequence[MissingImport],
     left: Sequence[str],
 ) -> str:
     """Return the report for a pull request.
@@ -125,6 +127,8 @@ def final_report(
         name = done.line if new in (None, done.line) else f"{done.line}, now {new}"
         out.append(f"| {name} | {done.outcome} | {_cell(done.reason)} |")
     out += ["", *_reviews(state.done)]
+    if missing:
+        out += ["## Imports that fail", "", *(f"- {item}" for item in missing), ""]
     if breaches:
         out += ["## What the series leans on has changed", "", "```diff"]
         out += [line for breach in breaches for line in breach.lines()] + ["```", ""]

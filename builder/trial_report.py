@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builder.contracts import Breach
+from builder.imports import MissingImport
 from builder.rebase_state import number_of
 from builder.try_series import FileTrial, PatchTrial, State
 
@@ -19,6 +20,7 @@ MEANING = {
     State.MISPLACED: "a merge would put a hunk where the patch does not mean it: a person has to look",
     State.CONFLICT: "a person has to resolve it",
 }
+FAILS = "it applies, and imports what this release does not have"
 _COLOUR = {
     State.CLEAN: "#c8ecd0",
     State.MOVED: "#e2f3d3",
@@ -34,12 +36,19 @@ class ReleaseTrials:
     """One release and the patches tried on it, in order; ``seconds`` without the import.
 
     :param breaches: what the series leans on and is another thing there.
+    :param missing: imports of the patches that apply, which the release cannot satisfy.
     """
 
     tag: str
     trials: tuple[PatchTrial, ...]
     breaches: tuple[Breach, ...]
+    missing: tuple[MissingImport, ...]
     seconds: float
+
+    def word(self, trial: PatchTrial) -> str:
+        """Return the patch's state, with a "!" where it applies and imports what is not there."""
+        paths = {item.path for item in self.missing} if trial.state.applies else set()
+        return f"{trial.state}{'!' if paths & trial.changes.keys() else ''}"
 
 
 def as_json(series: str, releases: Sequence[ReleaseTrials]) -> str:
@@ -51,6 +60,7 @@ def as_json(series: str, releases: Sequence[ReleaseTrials]) -> str:
                 "tag": release.tag,
                 "seconds": round(release.seconds, 2),
                 "patches": [_facts(trial) for trial in release.trials],
+                "imports": [vars(item) for item in release.missing],
                 "contracts": [
                     {
                         "path": b.contract.path,
@@ -104,7 +114,7 @@ def as_text(series: str, releases: Sequence[ReleaseTrials]) -> str:
     lines = [f"{'':{width}}  " + " ".join(f"{number:10}" for number in numbers)]
     lines += [
         f"{release.tag:{width}}  "
-        + " ".join(f"{trial.state:10}" for trial in release.trials)
+        + " ".join(f"{release.word(trial):10}" for trial in release.trials)
         + f" {release.seconds:.1f} s"
         for release in releases
     ]
@@ -118,6 +128,7 @@ def as_text(series: str, releases: Sequence[ReleaseTrials]) -> str:
                 lines += [f"    {line}" for line in why]
         if release.breaches:
             lines.append(f"  contracts: {_named(release)}")
+        lines += [f"  import: {item}" for item in release.missing]
     best = releases[-1].tag
     follow = f"python -m builder rebase --from {series} --onto {best}"
     lines += ["", f"next: python -m builder pin {best} && {follow}"]
@@ -161,10 +172,11 @@ def as_markdown(series: str, releases: Sequence[ReleaseTrials], command: str) ->
         "| --- |" + " --- |" * len(trials),
     ]
     out += [
-        f"| {release.tag} | " + " | ".join(str(t.state) for t in release.trials) + " |"
+        f"| {release.tag} | " + " | ".join(release.word(t) for t in release.trials) + " |"
         for release in releases
     ]
-    out += ["", *(f"- {state}: {meaning}" for state, meaning in MEANING.items()), ""]
+    out += ["", *(f"- {state}: {meaning}" for state, meaning in MEANING.items())]
+    out += [f"- !: {FAILS}", ""]
     out += [f"- `{t.line}`: {t.patch.subject}" for t in trials]
     for release in releases:
         out += ["", f"## {release.tag}"]
@@ -174,6 +186,8 @@ def as_markdown(series: str, releases: Sequence[ReleaseTrials], command: str) ->
                 out += [f"- {line}" for line in why]
         if release.breaches:
             out += ["", f"Contracts: {_named(release)}."]
+        if release.missing:
+            out += ["", "Imports that fail:", "", *(f"- {item}" for item in release.missing)]
     return "\n".join(out) + "\n"
 
 
@@ -191,7 +205,7 @@ def as_html(series: str, releases: Sequence[ReleaseTrials]) -> str:
     for release in releases:
         cells = "".join(
             f'<td style="background:{_COLOUR[t.state]}"><a href="#{text(release.tag)}-'
-            f'{number_of(t.line):04d}">{text(t.state)}</a></td>'
+            f'{number_of(t.line):04d}">{text(release.word(t))}</a></td>'
             for t in release.trials
         )
         rows.append(f"<tr><th>{text(release.tag)}</th>{cells}</tr>")
@@ -199,6 +213,7 @@ def as_html(series: str, releases: Sequence[ReleaseTrials]) -> str:
         f'<li><span style="background:{_COLOUR[state]}">{text(state)}</span> {text(meaning)}</li>'
         for state, meaning in MEANING.items()
     )
+    legend += f"<li><span>!</span> {text(FAILS)}</li>"
     behind = []
     for release in releases:
         behind.append(f"<h2>{text(release.tag)}</h2>")
@@ -206,6 +221,7 @@ def as_html(series: str, releases: Sequence[ReleaseTrials]) -> str:
             lines = "\n".join(line for breach in release.breaches for line in breach.lines())
             behind.append(f"<details><summary>contracts: {text(_named(release))}</summary>"
                           f"<pre>{text(lines)}</pre></details>")  # fmt: skip
+        behind += [f"<p>import: {text(item)}</p>" for item in release.missing]
         for trial in release.trials:
             anchor = f"{release.tag}-{number_of(trial.line):04d}"
             why = "".join(f"<li>{text(line)}</li>" for line in _why(trial))

@@ -153,8 +153,9 @@ def try_series(
 
 def try_patch(release: Release, line: str, patch: Patch, tree: Tree) -> PatchTrial:
     """Try one patch on ``tree``; nothing is written."""
-    verdict = judge(patch, release.objects, release.old, tree)
     files = tuple(_try_change(release, change, tree) for change in patch.changes)
+    placed = {file.old_path for file in files if file.state in (State.CLEAN, State.MOVED)}
+    verdict = judge(patch, release.old, release.new, tree, placed)
     worst = max((file.state for file in files), key=_ORDER.index, default=State.CLEAN)
     reasons = [f"{f.path}: {f.reason}" for f in files if f.state is worst and f.reason]
     if verdict.extent is Extent.FULL:

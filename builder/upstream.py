@@ -10,10 +10,11 @@ from builder.apply import read_patches
 from builder.checkout import from_sdist, using_repository
 from builder.contracts import breaches, read_contracts
 from builder.fetch import fetch
+from builder.imports import missing_imports
 from builder.locations import Cache, Project
-from builder.objects import open_objects
+from builder.objects import Tree, open_objects
 from builder.trial_report import ReleaseTrials
-from builder.try_series import Release, try_series
+from builder.try_series import Release, State, try_series
 
 
 def try_on(
@@ -37,4 +38,9 @@ def try_on(
             release = Release(objects, applied.base, source.commit, (tag, onto))
             trials = tuple(try_series(release, entries))
             broken = breaches(contracts, release.read_new)
-        yield ReleaseTrials(onto, trials, broken, time.perf_counter() - began)
+            tree = Tree(objects, source.commit)
+            for trial in trials:
+                if trial.state is not State.UPSTREAMED:
+                    tree = tree.with_changes(trial.changes)
+            missing = missing_imports(tree.changed, tree.read, release.read_new)
+        yield ReleaseTrials(onto, trials, broken, missing, time.perf_counter() - began)

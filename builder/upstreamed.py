@@ -11,7 +11,7 @@ commits to compare).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -69,17 +69,19 @@ def probe_holds(probe: str, read: Callable[[str], bytes | None]) -> bool | None:
     return (text in data) == (verb == "contains")
 
 
-def judge(patch: Patch, objects: Objects, old: str, tree: Tree) -> Verdict:
-    """Tell what upstream has of ``patch`` between the release ``old`` and the one under ``tree``.
+def judge(patch: Patch, old: str, new: str, tree: Tree, placed: Collection[str] = ()) -> Verdict:
+    """Tell what upstream has of ``patch``, made on the release ``old``, in the release ``new``.
 
     :param tree: the new release with the patches before this one.
+    :param placed: files on which every hunk is known to apply: they are not there in reverse.
     """
-    said = _probe_verdict(patch, objects, old, tree.commit)
+    said = _probe_verdict(patch, tree.objects, old, new)
     if said.extent is Extent.FULL:
         return said
     there, missing = [], []
     for change in patch.changes:
-        mine, theirs = _content(change, objects, old, tree)
+        made = _Upstream(change.path, tree.objects, old, new)
+        mine, theirs = _content(change, made, tree, is_placed=change.path in placed)
         there += mine
         missing += theirs
     if not there:
@@ -121,7 +123,7 @@ def _probe_verdict(patch: Patch, objects: Objects, old: str, new: str) -> Verdic
 
 
 def _content(
-    change: FileChange, objects: Objects, old: str, tree: Tree
+    change: FileChange, made: _Upstream, tree: Tree, *, is_placed: bool
 ) -> tuple[list[str], list[str]]:
     """Return the units (hunks; the file where it comes or goes) that are there, and the others."""
     current = tree.read(change.path)
@@ -135,14 +137,14 @@ def _content(
     names = [f"{change.path}, hunk {hunk.number}" for hunk in change.hunks]
     if current is None:
         return [], names
-    before = objects.read_id(change.old_blob)
-    after = objects.read_id(change.new_blob)
-    made = _Upstream(change.path, objects, old, tree.commit)
+    before = tree.objects.read_id(change.old_blob)
+    after = tree.objects.read_id(change.new_blob)
     there: list[str] = []
     missing: list[str] = []
     for name, hunk in zip(names, change.hunks, strict=True):
         found = made.has(hunk, after) or (
-            not _places(change, hunk, current, before)
+            not is_placed
+            and not _places(change, hunk, current, before)
             and _places(_reversed(change), _reversed_hunk(hunk), current, after)
         )
         (there if found else missing).append(name)

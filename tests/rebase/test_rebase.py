@@ -235,6 +235,21 @@ def test_a_damaged_state_is_said_and_can_be_aborted(stopping):
     assert stopping.patches() == before
 
 
+def test_behind_a_stop_a_probe_is_still_about_upstream(moving):
+    """What a person resolved holds the text that a later patch's probe looks for."""
+    hooked = edit(ENGINE, HOOK)
+    probe = f'path {OTHER} contains "engine.hook"'
+    later = ("later", {PATH: LOAD}, probe)
+    case = moving(
+        {PATH: ENGINE, OTHER: ENGINE}, {PATH: ENGINE, OTHER: edit(ENGINE, TAKEN)},
+        ("hook", {OTHER: hooked}), later,
+    )  # fmt: skip
+    case.begin(code=30)
+    resolve(case)
+    case.rebase("--continue")
+    assert [e.line for e in case.fork.series(NEW).entries] == list(case.data)
+
+
 def test_a_shared_patch_that_had_to_change_is_no_longer_shared(moving):
     """Other releases name the file in common/: it stays as it is."""
     taken = {"vllm/ours.py": "def ours():\n    return 0\n"}
