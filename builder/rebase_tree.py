@@ -12,8 +12,10 @@ from pathlib import Path
 from builder import atomic
 from builder.commits import author_and_message
 from builder.edit import branch_of
-from builder.errors import RebaseStateError
+from builder.errors import PatchFormatError, RebaseStateError
+from builder.export import FORMAT_PATCH
 from builder.merging import CONFLICT
+from builder.patchfile import read_patch
 from builder.rebase_state import Stop, number_of
 from builder.repository import ATTRIBUTES, IDENTITY, Git
 from builder.try_series import FileTrial, PatchTrial, State, compile_fault
@@ -152,8 +154,32 @@ def take(git: Git, stop: Stop) -> str:
         tree.encode(), stop.head.encode(), author, committer, message,
     )  # fmt: skip
     commit = git.run("hash-object", "-t", "commit", "-w", "--stdin", stdin=raw).decode().strip()
+    _require_exportable(git, commit, message, again)
     git.run("update-ref", f"refs/resolved/{number}", commit)
     return commit
+
+
+def _require_exportable(git: Git, commit: str, message: bytes, again: str) -> None:
+    """Refuse now what no patch file can carry: at the end nobody could amend it any more."""
+    with atomic.scratch_folder(git.folder.parent) as scratch:
+        file = scratch / "resolved.patch"
+        file.write_bytes(git.run(*FORMAT_PATCH, "-1", commit))
+        try:
+            patch = read_patch(file, scratch)
+        except PatchFormatError as error:
+            raise RebaseStateError(
+                f"no patch file can hold the change: {error.what}",
+                where=str(git.folder),
+                next_step=f"{error.next_step}; {again}",
+            ) from error
+    carried = f"{patch.subject}\n\n{patch.body}".encode()
+    if carried.split() != message.split():
+        raise RebaseStateError(
+            "a mail reader would cut the message, or take a line of it for a header",
+            where=str(git.folder),
+            details=tuple(message.decode("utf-8", "replace").splitlines()[:12]),
+            next_step=f"reword it there without a line such as '---' or 'From: ', {again}",
+        )
 
 
 def _check(git: Git, stop: Stop, tree: str, again: str) -> None:

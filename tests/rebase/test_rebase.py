@@ -163,9 +163,29 @@ def two_commits(user):
     user.commit({OTHER: "a = 2\n"}, "two\n")
 
 
+def cut_message(user):
+    user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED)})
+    user.git("add", OTHER)
+    user.git("commit", "--quiet", "-F-", stdin=b"hook\n\nBefore.\n---\nAfter.\n")
+
+
+def binary(user):
+    user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED), "vllm/x.bin": b"\0\1\2"})
+    user.git("add", OTHER, "vllm/x.bin")
+
+
+def link(user):
+    user.git("checkout", "--quiet", "--ours", OTHER)
+    (user.folder / "vllm" / "link").symlink_to("other.py")
+    user.git("add", OTHER, "vllm/link")
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
+        (cut_message, "cut the message"),
+        (binary, "binary"),
+        (link, "link"),
         (unmerged, "not resolved"),
         (not_added, "not resolved"),
         (untracked, "neither staged nor committed"),
