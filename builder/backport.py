@@ -138,7 +138,7 @@ def _carry(
     with using_repository(cache), open_objects(tree.repository, cache) as objects:
         now = Tree(objects, head)
         for (line, _, tag, base, commit), patch in zip(work, patches, strict=True):
-            release = Release(objects, base, own.base, (tag, target.tag))
+            release = Release(objects, cache, base, own.base, (tag, target.tag))
             trial = try_patch(release, line, patch, now)
             if not trial.state.applies:
                 what = trial.reason if line == moved else f"behind it, {line}: {trial.reason}"

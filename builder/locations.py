@@ -47,6 +47,8 @@ class Cache:
     series/      series that were applied, by the digest of their patches
     logs/        what upstream's own build said last
     environments/ build environments by the digest of their requirements
+    releases/    pins of releases that are not adopted
+    renames/     which files upstream renamed between two releases
     work/        scratch folders of running builds
     """
 

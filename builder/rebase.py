@@ -240,7 +240,9 @@ def _advance(state: RebaseState, ground: _Ground) -> Finished:
         if repository.resolve(head) is None:  # the cache is new; the work tree has them
             repository.run("fetch", "--quiet", "--no-tags", str(tree), f"+{head}:{kept}")
         repository.run("update-ref", kept, head)
-        release = Release(objects, ground.applied.base, base, (state.from_tag, state.onto))
+        release = Release(
+            objects, ground.cache, ground.applied.base, base, (state.from_tag, state.onto)
+        )
         walk = _Walk(objects, head, list(state.done))
         stopped = walk.go(state, ground, release)
         commits = make_commits(repository, head, walk.pending, kept, ground.cache)

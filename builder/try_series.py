@@ -9,13 +9,15 @@ mean it. ``conflict``: everything else that wants a person, a half-upstreamed pa
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from builder import merging, placement
+from builder import atomic, merging, placement
 from builder.errors import MisplacedHunkError, PatchConflictError
+from builder.locations import Cache
 from builder.objects import Objects, Tree
 from builder.patchfile import FileChange, Patch
 from builder.upstreamed import Extent, Verdict, judge
@@ -110,6 +112,7 @@ class Release:
     """The two releases between which patches move: commits in the repository of ``objects``."""
 
     objects: Objects
+    cache: Cache
     old: str
     new: str
     labels: tuple[str, str]
@@ -120,14 +123,27 @@ class Release:
         return self.objects.read(f"{self.new}:{path}")
 
     def renamed(self, path: str) -> str | None:
-        """Return the path that upstream gave a file of the old release; None where it is gone."""
-        if self._renames is None:  # two seconds between far releases: only where a file is missing
-            fields = self.objects.repository.run(
-                "diff-tree", "-r", "-z", "--find-renames=60%", "-l4000", "--diff-filter=R",
-                "--name-status", self.old, self.new, "--", "vllm", "tests", "docs", "requirements",
-            ).decode("utf-8", "surrogateescape").split("\0")  # fmt: skip
-            self._renames = dict(zip(fields[1::3], fields[2::3], strict=False))
+        """Return the path that upstream gave a file of the old release; None where it is gone.
+
+        All files are compared with all: a new one may look like this one and more like another. That
+        takes a second or more, so what was found out is kept.
+        """
+        if self._renames is None:
+            file = self.cache.root / "renames" / f"{self.old[:20]}-{self.new[:20]}.json"
+            try:
+                self._renames = dict(json.loads(file.read_bytes()))
+            except (OSError, ValueError, TypeError):
+                self._renames = self._find_renames()
+                atomic.write_text(file, json.dumps(self._renames, indent=0))
         return self._renames.get(path)
+
+    def _find_renames(self) -> dict[str, str]:
+        raw = self.objects.repository.run(
+            "diff-tree", "-r", "-z", "--find-renames=60%", "-l4000", "--diff-filter=R",
+            "--name-status", self.old, self.new, "--", "vllm", "tests", "docs", "requirements",
+        )  # fmt: skip
+        fields = raw.decode("utf-8", "surrogateescape").split("\0")
+        return dict(zip(fields[1::3], fields[2::3], strict=False))
 
 
 def try_series(

@@ -35,7 +35,7 @@ def try_on(
             source = from_sdist(pinned, sdist, cache)
         began = time.perf_counter()
         with open_objects(source.repository, cache) as objects:
-            release = Release(objects, applied.base, source.commit, (tag, onto))
+            release = Release(objects, cache, applied.base, source.commit, (tag, onto))
             trials = tuple(try_series(release, entries))
             broken = breaches(contracts, release.read_new)
             tree = Tree(objects, source.commit)
