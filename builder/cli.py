@@ -98,12 +98,14 @@ def pin_command(
     force: Annotated[bool, typer.Option("--force", help="Accept changed hashes.")] = False,
 ) -> None:
     """Write upstream/TAG.toml from the package index that pip is configured for."""
-    from builder import pin, pinning  # noqa: PLC0415
+    from builder import pin, pinning, series  # noqa: PLC0415
 
     made = pinning.make_pin(tag, State.cache)
     changed = pin.save(State.project.pins, made, force=force)
     path = State.project.pins / f"{tag}.toml"
     typer.echo(f"{path}: {'written' if changed else 'unchanged'}")
+    if (tags := series.series_tags(State.project)) and tag not in tags:
+        typer.echo(f"next: python -m builder rebase --from {tags[-1]} --onto {tag}")
 
 
 @app.command("series")

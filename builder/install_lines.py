@@ -88,9 +88,17 @@ def only_index(index: str | Path) -> tuple[list[str], list[str]]:
     return ["--index-url", private, *trusted], ["--default-index", private]
 
 
+def _channel(index: str | Path) -> str | Path:
+    """Take an index folder in which nothing was released yet for its staging channel."""
+    folder = Path(index)
+    staging = folder / "staging"
+    released = (folder / "simple" / DISTRIBUTION).is_dir()
+    return staging if not released and (staging / "simple" / DISTRIBUTION).is_dir() else index
+
+
 def simple_url(index: str | Path) -> str:
     """Return the URL that installers take, placeholder instead of one with credentials."""
-    text = str(index)
+    text = str(index if _URL.match(str(index)) else _channel(index))
     if text == PRIVATE_PLACEHOLDER:
         return text
     url = text if _URL.match(text) else Path(text).absolute().as_uri()

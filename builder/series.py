@@ -69,11 +69,13 @@ def read_series(project: Project, tag: str) -> Series:
     folder = project.patches / tag
     file = folder / "series"
     if not file.is_file():
-        known = ", ".join(series_tags(project)) or "none"
+        tags = series_tags(project)
+        known = ", ".join(tags) or "none"
         raise UnknownTagError(
             f"no series for {tag!r} (there are: {known})",
             where=str(file),
-            next_step=f"make one from the nearest release, or an empty one: "
+            next_step=f"make one from another release: python -m builder rebase --from "
+            f"{tags[-1] if tags else 'TAG'} --onto {shlex.quote(tag)}; or an empty one: "
             f"{shlex.join(['mkdir', '-p', str(folder)])} && {shlex.join(['touch', str(file)])}",
         )
     series_journal.finish(folder)

@@ -141,3 +141,12 @@ def test_plain_http_beyond_loopback(url, option):
     pip, uv = install_lines(url, VERSION, public=PUBLIC)
     assert pip.endswith(option) if option else "--trusted-host" not in pip
     assert "--trusted-host" not in uv
+
+
+def test_an_index_without_a_release_is_installed_from_staging(tmp_path):
+    """What `doctor --index dist/index` prints after a first build has to find the wheel."""
+    assert simple_url(tmp_path) == f"{tmp_path.as_uri()}/simple/"
+    (tmp_path / "staging" / "simple" / "vllm-glm5").mkdir(parents=True)
+    assert simple_url(tmp_path) == f"{tmp_path.as_uri()}/staging/simple/"
+    (tmp_path / "simple" / "vllm-glm5").mkdir(parents=True)
+    assert simple_url(tmp_path) == f"{tmp_path.as_uri()}/simple/"
