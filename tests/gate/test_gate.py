@@ -156,15 +156,16 @@ def test_the_limit_of_tests_without_a_mark(lab):
     assert lab.outcomes["test_slow.py::test_slow"] == "hang"
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_gate_that_is_ended_leaves_nothing_behind(lab, end):
+def test_a_gate_that_is_ended_leaves_nothing_behind(lab, end, jobs):
     child = lab.folder / "child"
-    lab.write("test_a_hang.py", HANG.format(pid=str(child)).replace("start_new_session=True", ""))
+    text = HANG.format(pid=str(child)).replace("start_new_session=True", "")
+    lab.write("test_a_hang.py", text.replace("(2)", "(99)"))
     command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path]  # fmt: skip
-    lab.write("test_a_hang.py", (lab.suite / "test_a_hang.py").read_text().replace("(2)", "(99)"))
+               lab.wheel, "--python", lab.python, "--report", lab.report_path, "--jobs", jobs]  # fmt: skip
     gate = subprocess.Popen(command, env=lab.variables, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (child.exists() and child.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.1)

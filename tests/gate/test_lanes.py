@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.gpu_suite import share_out
-from tests.gate.test_gate import GATE_FAILED, GOOD_TESTS, HANG, alive
+from tests.gate.test_gate import GATE_FAILED, GOOD_TESTS
 
 MEET = """
     import os, pathlib, time
@@ -103,31 +99,6 @@ def test_a_suite_that_cannot_be_collected(lab):
     assert lab.test("--jobs", 2).returncode == GATE_FAILED
     assert any("not_there" in fault for fault in lab.facts["faults"])
     assert set(lab.outcomes.values()) == {"not-run"}
-
-
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_ended_from_outside(lab, end):
-    child = lab.folder / "child"
-    text = HANG.format(pid=str(child)).replace("start_new_session=True", "")
-    lab.write("test_a_hang.py", text.replace("(2)", "(99)"))
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path, "--jobs", "2"]  # fmt: skip
-    gate = subprocess.Popen(command, env=lab.variables, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 40
-    while not (child.exists() and child.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    gate.send_signal(end)
-    assert gate.wait(20) == (130 if end == signal.SIGTERM else -end)
-    deadline = time.monotonic() + 10
-    while alive(int(child.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    if end == signal.SIGKILL:
-        assert not lab.report_path.exists()
-    else:  # what had ended until then is not lost, and is no pass
-        assert any("interrupted" in fault for fault in lab.facts["faults"])
-        assert "passed" not in lab.outcomes.values()
 
 
 limits = st.dictionaries(
