@@ -14,13 +14,14 @@ from pathlib import Path
 from builder import atomic, placement
 from builder.checkout import SourceTree
 from builder.console import say
+from builder.diff import NULL_BLOB, FileChange
 from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.locations import Cache
-from builder.patchfile import FileChange, Patch, read_patch
+from builder.patchfile import Patch, read_patch
 from builder.repository import Git
 
 # Raised whenever what is accepted changes, so that the cache does not answer by older rules.
-RULES = 1
+RULES = 2
 
 AM = (
     "am",
@@ -166,23 +167,55 @@ def apply_one(git: Git, patch: Patch, known: Git) -> AppliedPatch:
             details=tuple(said[:10]),
             next_step="python -m builder edit, correct the patch, then export",
         )
-    for path, blob in expected.items():
-        found = git.attempt("rev-parse", "--verify", "--quiet", f"HEAD:{path}")
-        actual = found.stdout.decode().strip() or None
-        if actual != blob:
-            git.run("reset", "--quiet", "--hard", before)
-            raise MisplacedHunkError(
-                "git put a hunk elsewhere than where its function stands",
-                where=f"{patch.name}: {path}",
-                details=(f"expected blob {blob}", f"git's blob     {actual}"),
-                next_step="give the patch three lines of context: edit, then export",
-            )
+    if fault := _fault(git, before, patch, expected):
+        git.run("reset", "--quiet", "--hard", before)
+        raise fault
     return AppliedPatch(
         name=patch.name,
         sha256=patch.sha256,
         subject=patch.subject,
         commit=git.text("rev-parse", "HEAD"),
         moved=tuple(moved),
+    )
+
+
+def _fault(
+    git: Git, before: str, patch: Patch, expected: dict[str, str | None]
+) -> MisplacedHunkError | None:
+    """Compare all that the commit changes with what was read of the patch and placed."""
+    fields = git.run("diff-tree", "-r", "-z", "--no-renames", before, "HEAD").decode(
+        errors="surrogateescape"
+    )
+    headers, paths = fields.split("\0")[:-1:2], fields.split("\0")[1::2]
+    changed = {path: header[1:].split(" ") for header, path in zip(headers, paths, strict=True)}
+    added = {change.path: change.mode for change in patch.changes if change.old_path is None}
+    for path in sorted(expected.keys() | changed.keys()):
+        if path not in expected:
+            what = "git changed a file that the patch does not seem to name"
+            return _other_than_checked(patch, path, what, "untouched", changed[path][3])
+        old_mode, new_mode, _, actual, *_ = changed.get(path, ["", "", "", "", ""])
+        if path not in changed:  # a change that changes nothing
+            found = git.attempt("rev-parse", "--verify", "--quiet", f"HEAD:{path}")
+            actual = found.stdout.decode().strip() or NULL_BLOB
+        wanted = expected[path] or NULL_BLOB
+        if actual != wanted:
+            what = "git put a hunk elsewhere than where its function stands"
+            return _other_than_checked(patch, path, what, f"blob {wanted}", f"blob {actual}")
+        mode = added.get(path, new_mode if old_mode == "000000" else old_mode)
+        if new_mode not in (mode, "000000"):
+            what = "git gave the file another mode"
+            return _other_than_checked(patch, path, what, f"mode {mode}", f"mode {new_mode}")
+    return None
+
+
+def _other_than_checked(
+    patch: Patch, path: str, what: str, expected: str, actual: str
+) -> MisplacedHunkError:
+    return MisplacedHunkError(
+        what,
+        where=f"{patch.name}: {path}",
+        details=(f"expected {expected}", f"git's    {actual}"),
+        next_step="give the patch three lines of context: edit, then export",
     )
 
 

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Iterator
 
 from builder.apply import AppliedSeries
+from builder.diff import NULL_BLOB
 from builder.errors import SeriesError
-from builder.patchfile import NULL_BLOB, Patch
+from builder.patchfile import Patch
 from builder.repository import IDENTITY
 from builder.upstreamed import PROBE
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from builder.diff import FileChange, Hunk
 from builder.errors import MisplacedHunkError, PatchConflictError
-from builder.patchfile import FileChange, Hunk
 
 # git's own patterns for hunk headings: Python's (userdiff.c) and the default one
 _PYTHON_HEADING = re.compile(r"^[ \t]*((class|(async[ \t]+)?def)[ \t].*)$")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from builder import atomic, placement
 from builder.contracts import Breach
+from builder.diff import FileChange
 from builder.imports import MissingImport
-from builder.patchfile import FileChange, Patch
+from builder.patchfile import Patch
 from builder.rebase_state import DROPPED, RESOLVED, Done, RebaseState, Review
 from builder.try_series import FileTrial, PatchTrial, Release, State
 

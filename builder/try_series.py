@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from builder import atomic, merging, placement
+from builder.diff import FileChange
 from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.locations import Cache
 from builder.objects import Objects, Tree
-from builder.patchfile import FileChange, Patch
+from builder.patchfile import Patch
 from builder.upstreamed import Extent, Verdict, judge
 
 

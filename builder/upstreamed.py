@@ -17,10 +17,11 @@ from enum import StrEnum
 
 from builder import placement
 from builder.classify import Kind, kind_of
+from builder.diff import FileChange, Hunk
 from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.merging import Block, blocks, scope_of
 from builder.objects import Objects, Tree
-from builder.patchfile import FileChange, Hunk, Patch
+from builder.patchfile import Patch
 
 PROBE = re.compile(
     r'path (?P<path>\S+) (?:contains "(?P<text>.+)"|lacks "(?P<absent>.+)"|exists|missing)'

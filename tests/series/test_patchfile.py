@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from builder.diff import NULL_BLOB
 from builder.errors import BuilderError, PatchConflictError, PatchFormatError
-from builder.patchfile import NULL_BLOB, read_patch
+from builder.patchfile import read_patch
 from tests.series.fork import AUTHOR, CORE, DATE, EMAIL, REASON, TRAILERS, message
 
 FORMAT, CONFLICT = PatchFormatError.exit_code, PatchConflictError.exit_code
