@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builder import placement
+from builder import placement, scope
 from builder.objects import Objects
 from builder.repository import GitError
 
@@ -114,7 +114,7 @@ def scope_of(path: str, lines: Sequence[str], line: int) -> str:
     """Return the function, class or section around ``line`` (from 0), "" where there is none."""
     section = next((rule for end, rule in _SECTION.items() if path.endswith(end)), None)
     if section is None:
-        return placement.scope_at(path, lines, line)
+        return scope.scope_at(path, lines, line)
     above = reversed(lines[: line + 1])
     return next((text.strip() for text in above if section.match(text)), "")
 
@@ -125,19 +125,19 @@ def around(path: str, before: Sequence[str], line: int, now: Sequence[str], new_
     A function that upstream changed, or split in two, may not do any more what the patch relies on,
     though the lines of the hunk are all there.
     """
-    meant = placement.function_at(path, before, line)
-    found = placement.function_at(path, now, new_line)
+    meant = scope.function_at(path, before, line)
+    found = scope.function_at(path, now, new_line)
     if meant is None or found is None:
         return ""
     old, new = (
-        [text.strip() for text in lines[first - 1 : last] if text.strip()]
-        for lines, (first, last, _) in ((before, meant), (now, found))
+        [text.strip() for text in lines[item.first - 1 : item.last] if text.strip()]
+        for lines, item in ((before, meant), (now, found))
     )
     if old == new:
         return ""
     gone = len([text for text in old if text not in new])
     come = len([text for text in new if text not in old])
-    return f"upstream changed {found[2]} around it (+{come} -{gone} lines)"
+    return f"upstream changed {found.name} around it (+{come} -{gone} lines)"
 
 
 def verify(

@@ -4,28 +4,20 @@ git puts a hunk wherever its lines match, as near as it can to the stated line: 
 changed, that may be another function. Here a hunk is taken in such a file only if its pre-image
 stands there once, and in the same function or class as before. What the patch calls "before" is
 read from the pre-image blob where the repository has it, else from the hunk's heading. In files
-that are neither Python nor C-like nothing tells a scope: there, standing once has to do.
+that are neither Python nor C-like nothing tells a scope: there, the lines around it have to be the
+same. A pre-image that stood there more than once before may be any of them now: that is refused.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import re
-import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
+from builder import scope
 from builder.diff import FileChange, Hunk
 from builder.errors import MisplacedHunkError, PatchConflictError
-
-# git's own patterns for hunk headings: Python's (userdiff.c) and the default one
-_PYTHON_HEADING = re.compile(r"^[ \t]*((class|(async[ \t]+)?def)[ \t].*)$")
-_DEFAULT_HEADING = re.compile(r"^([A-Za-z_$].*)$")
-_NAME = re.compile(r"^[ \t]*(?:class|(?:async[ \t]+)?def)[ \t]+(\w+)")
-_C_LIKE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".rs")
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,8 @@ def place(
             )
         if not (same_blob or (line == stated and _same_down_to(hunk, lines, before_lines))):
             _check_scope(where, change.path, hunk, lines, line, before_lines)
-        scope = _scopes(change.path, hunk, lines, line)
-        placed.append(Placed(hunk, line, line - stated, next(filter(None, scope), "")))
+        names = _scopes(change.path, hunk, lines, line)
+        placed.append(Placed(hunk, line, line - stated, next(filter(None, names), "")))
         result += lines[done:line]
         result += hunk.postimage
         done = line + len(hunk.preimage)
@@ -80,6 +72,10 @@ def place(
 
 
 LOOK = "look at both places; then make the patch anew on this tree and export it"
+MAKE_IT_KNOWN = (
+    "run `python -m builder series --tag` with the release that the patch was made on (the cache "
+    "then knows its files) and try again; or make the patch anew on this tree and export it"
+)
 
 
 def _stated(hunk: Hunk) -> int:
@@ -92,7 +88,7 @@ def _find(
 ) -> int:
     expected = list(hunk.preimage)
     size, stated = len(expected), _stated(hunk)
-    found = [n for n in range(len(lines) - size + 1) if lines[n : n + size] == expected]
+    found = _places(hunk, lines)
     if same_blob:
         found = [stated] if stated in found else []
     elif not expected and lines:
@@ -143,151 +139,161 @@ def _check_ends(where: str, hunk: Hunk, line: int, size: int, lines: list[str]) 
 def _check_scope(
     where: str, path: str, hunk: Hunk, lines: list[str], line: int, before: list[str] | None
 ) -> None:
-    if not path.endswith((".py", *_C_LIKE)):
-        return
-    top = "the module level" if path.endswith(".py") else "no function"
-    stated = _stated(hunk)
-    parsed = [text is not None and _parse(text) is not None for text in (before, lines)]
-    if path.endswith(".py") and before is not None and all(parsed):
-        pairs = zip(
-            _scopes(path, hunk, before, stated), _scopes(path, hunk, lines, line), strict=True
-        )
-        meant, now = next(((old, new) for old, new in pairs if old != new), ("", ""))
-        clear = True
+    """Refuse a hunk of a file that has changed, unless it is shown to stand where it belongs."""
+    readable = [t is not None and scope.definitions(path, t) is not None for t in (before, lines)]
+    if before is not None and all(readable):
+        _check_definitions(where, path, hunk, lines, line, before)
+    elif path.endswith((".py", *scope.C_LIKE)):
+        _check_heading(where, path, hunk, lines, line, before)
+    elif before is not None:
+        _check_surroundings(where, hunk, lines, line, before)
     else:
-        heading = hunk.heading if before is None else heading_at(path, before, stated)
-        meant, now = _scope_of(path, heading), _scope_of(path, heading_at(path, lines, line))
-        known = [lines] if before is None else [lines, before]
-        clear = not meant or all(_headings(path, text)[meant] <= 1 for text in known)
-    if now != meant:
         raise MisplacedHunkError(
-            f"the hunk belongs to {meant or top}, but its lines now stand in {now or top} "
-            f"(line {line + 1})",
+            f"its lines stand at line {line + 1}, and whether that is the place that the patch "
+            "means cannot be told: the file has changed, and the one that the patch was made from "
+            "is not known here",
+            where=where,
+            next_step=MAKE_IT_KNOWN,
+        )
+    if before is not None and (twins := _twins(path, hunk, before)):
+        raise MisplacedHunkError(
+            f"the file that the patch was made from held the lines of the hunk more than once "
+            f"(at {_stated(hunk) + 1} and {', '.join(str(n + 1) for n in twins[:6])}), this one "
+            f"holds them once (at {line + 1}): which of them that is cannot be told",
             where=where,
             next_step=LOOK,
         )
-    if not clear:
+
+
+def _check_definitions(
+    where: str, path: str, hunk: Hunk, lines: list[str], line: int, before: list[str]
+) -> None:
+    meant = _scopes(path, hunk, before, _stated(hunk))
+    now = _scopes(path, hunk, lines, line)
+    if pair := next(((a, b) for a, b in zip(meant, now, strict=True) if a != b), None):
+        raise _elsewhere(where, path, pair[0], pair[1], line)
+
+
+def _check_heading(
+    where: str, path: str, hunk: Hunk, lines: list[str], line: int, before: list[str] | None
+) -> None:
+    stated = _stated(hunk)
+    heading = hunk.heading if before is None else scope.heading_at(path, before, stated)
+    meant = scope.name_in(path, heading)
+    now = scope.name_in(path, scope.heading_at(path, lines, line))
+    if now != meant:
+        raise _elsewhere(where, path, meant, now, line)
+    known = [lines] if before is None else [lines, before]
+    if meant and any(scope.headings(path, text)[meant] > 1 for text in known):
         raise MisplacedHunkError(
             f"the file has changed since the patch was made, and {meant!r} stands there more than "
             "once: which one the patch means cannot be told",
             where=where,
             next_step="make the patch anew on this tree and export it",
         )
+    moved = line != stated or not path.endswith(".py")  # a name at its line is enough in Python
+    if before is None and moved and (now := _untold(path, hunk, lines, line)):
+        raise MisplacedHunkError(
+            f"its lines stand in {now} (line {line + 1}), and the patch names no more than "
+            f"{meant or 'the module level'!r}: whether that is the same one cannot be told, as the "
+            "file that the patch was made from is not known here",
+            where=where,
+            next_step=MAKE_IT_KNOWN,
+        )
 
 
-def heading_at(path: str, lines: Sequence[str], line: int) -> str:
-    """Return what git would write behind ``@@`` of a hunk that begins at ``line`` (from 0)."""
-    pattern = _PYTHON_HEADING if path.endswith(".py") else _DEFAULT_HEADING
-    for text in reversed(lines[:line]):
-        if match := pattern.match(text):
-            # git cuts at 80 bytes, in the middle of a character too
-            return match[1].encode("utf-8", "replace")[:80].decode("utf-8", "ignore").rstrip()
+def _untold(path: str, hunk: Hunk, lines: list[str], line: int) -> str:
+    """Return the scope that the hunk's heading does not name, by which it could be another; or "".
+
+    git's heading is one line: of a method in Python its name alone, in C++ the class at best.
+    """
+    heading = scope.heading_line(path, lines, line)
+    first = min(hunk.touched, default=0)
+    if path.endswith(".py"):
+        told_by_hunk = any(_TOP_LEVEL.match(text) for text in hunk.preimage[: first + 1])
+        named = None if heading is None else scope.definition_at(path, lines, heading)
+        if told_by_hunk or named is None or "." not in named.name:
+            return ""
+        outer = scope.without_which(named.name).rpartition(".")[0]
+        others = scope.definitions(path, lines) or ()
+        kinds = {d.is_function for d in others if scope.without_which(d.name) == outer}
+        level = outer.rpartition(".")[0]
+        rivals = [
+            d
+            for d in others
+            if d.is_function in kinds
+            and scope.without_which(d.name) != outer
+            and (not d.is_function or d.name.rpartition(".")[0] == level)
+        ]
+        return named.name if rivals else ""
+    for offset in hunk.touched:
+        around = scope.definition_at(path, lines, line + offset)
+        if around is None or around.is_open or around.first > line:
+            continue
+        if heading is None or heading + 1 < around.first:
+            return around.name
     return ""
 
 
-def _scope_of(path: str, heading: str) -> str:
-    """Return what of a heading names the scope: Python's name, elsewhere the whole line."""
-    if not path.endswith(".py"):
-        return heading.rstrip()
-    match = _NAME.match(heading)
-    return match[1] if match else ""
+_TOP_LEVEL = re.compile(r"(?:class|(?:async[ \t]+)?def)[ \t]")
+_SURROUNDINGS = 10  # lines on either side
 
 
-def _headings(path: str, lines: Sequence[str]) -> Counter[str]:
-    return Counter(
-        _scope_of(path, heading_at(path, lines[n : n + 1], 1)) for n in range(len(lines))
+def _check_surroundings(
+    where: str, hunk: Hunk, lines: list[str], line: int, before: list[str]
+) -> None:
+    """Take a hunk in a file of which nothing is read if the lines around it are as they were."""
+    stated, size = _stated(hunk), len(hunk.preimage)
+    above = min(_SURROUNDINGS, stated)
+    below = before[stated + size : stated + size + _SURROUNDINGS]
+    same = (
+        line >= above
+        and lines[line - above : line] == before[stated - above : stated]
+        and lines[line + size : line + size + len(below)] == below
+    )
+    if not same:
+        raise MisplacedHunkError(
+            f"its lines stand at line {line + 1}, the patch says {stated + 1}, and the "
+            f"{_SURROUNDINGS} lines above and below are not those that were there: whether it is "
+            "the same place cannot be told in a file of this kind",
+            where=where,
+            next_step=LOOK,
+        )
+
+
+def _twins(path: str, hunk: Hunk, before: list[str]) -> list[int]:
+    """Return where else the pre-image stood, in the same scope where scopes can be read."""
+    stated = _stated(hunk)
+    others = [n for n in _places(hunk, before) if n != stated]
+    if not others or scope.definitions(path, before) is None:
+        return others
+
+    def names(line: int) -> list[str]:
+        return [scope.without_which(name) for name in _scopes(path, hunk, before, line)]
+
+    return [n for n in others if names(n) == names(stated)]
+
+
+def _places(hunk: Hunk, lines: list[str]) -> list[int]:
+    """Return every line (from 0) at which the pre-image stands."""
+    expected = list(hunk.preimage)
+    size = len(expected)
+    return [n for n in range(len(lines) - size + 1) if lines[n : n + size] == expected]
+
+
+def _elsewhere(where: str, path: str, meant: str, now: str, line: int) -> MisplacedHunkError:
+    top = "the module level" if path.endswith(scope.PYTHON) else "no function"
+    return MisplacedHunkError(
+        f"the hunk belongs to {meant or top}, but its lines now stand in {now or top} "
+        f"(line {line + 1})",
+        where=where,
+        next_step=LOOK,
     )
 
 
 def _scopes(path: str, hunk: Hunk, lines: Sequence[str], line: int) -> list[str]:
     """Return the scope of each line that the hunk touches, if it stands at ``line``."""
-    return [scope_at(path, lines, line + offset) for offset in hunk.touched]
-
-
-def scope_at(path: str, lines: Sequence[str], line: int) -> str:
-    """Return the dotted name of the function or class around ``line`` (from 0), "" at top level.
-
-    A name that is defined more than once (a property's getter and setter, an overload) says which
-    of them it is. Read from the syntax tree; where there is none, from the nearest heading above.
-    """
-    definitions = _parse(lines) if path.endswith(".py") else None
-    if definitions is None:
-        if not path.endswith((".py", *_C_LIKE)):
-            return ""
-        return _scope_of(path, heading_at(path, lines, line))
-    # Python ends a line at a lone carriage return, git does not.
-    number = line + 1 + sum(len(_LONE_RETURN.findall(text)) for text in lines[:line])
-    inner = [name for first, last, name in definitions if first <= number <= last]
-    return inner[-1] if inner else ""
-
-
-def function_at(path: str, lines: Sequence[str], line: int) -> tuple[int, int, str] | None:
-    """Return first line, last line (from 1) and dotted name of the function around ``line``.
-
-    None outside of functions (a class is none) and where there is no syntax tree.
-    """
-    definitions = _parse(lines) if path.endswith(".py") else None
-    inner = [item for item in definitions or () if item[0] <= line + 1 <= item[1]]
-    found = [item for item in inner if not _CLASS.match(_head(lines, item[0]))]
-    return found[-1] if found and found[-1] == inner[-1] else None
-
-
-_CLASS = re.compile(r"[ \t]*class\b")
-
-
-def _head(lines: Sequence[str], first: int) -> str:
-    """Return the ``def`` or ``class`` line of a definition, below its decorators."""
-    return next((text for text in lines[first - 1 :] if _NAME.match(text)), "")
-
-
-_LONE_RETURN = re.compile(r"\r(?!\n)")
-
-
-# First line, last line and name of each function and class of a file, outer ones first.
-_Definitions = tuple[tuple[int, int, str], ...]
-
-
-def _parse(lines: Sequence[str]) -> _Definitions | None:
-    return _parse_text("".join(lines))
-
-
-@lru_cache(maxsize=64)  # a patch's files, before and after, on two releases
-def _parse_text(text: str) -> _Definitions | None:
-    """Read the definitions from Python's syntax tree; None where the text has none."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # upstream's escapes in strings are not our matter
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    found = list(_walk(tree, ""))
-    total = Counter(name for _, _, name in found)
-    seen: Counter[str] = Counter()
-    named = []
-    for first, last, name in found:
-        seen[name] += 1
-        which = f" ({seen[name]} of {total[name]})" if total[name] > 1 else ""
-        named.append((first, last, name + which))
-    return tuple(named)
-
-
-def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[int, int, str]]:
-    for child in _statements(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            name = f"{prefix}{child.name}"
-            first = min([child.lineno, *(item.lineno for item in child.decorator_list)])
-            yield first, child.end_lineno or child.lineno, name
-            yield from _walk(child, f"{name}.")
-        else:
-            yield from _walk(child, prefix)
-
-
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what may hold a definition: expressions are most of a tree, and hold none."""
-    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-        below = getattr(node, field, None)
-        if isinstance(below, list):
-            yield from below
+    return [scope.scope_at(path, lines, line + offset) for offset in hunk.touched]
 
 
 def _instead(expected: Sequence[str], lines: Sequence[str], stated: int) -> tuple[str, ...]:

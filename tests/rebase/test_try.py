@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from builder import placement
+from builder import placement, scope
 from builder.try_series import State
 from tests.rebase.moving import ENGINE, edit
 
@@ -253,7 +253,7 @@ def test_whatever_upstream_does_the_hook_stays_in_its_function(moving, data):
         warnings.simplefilter("error")
         compile(result, PATH, "exec")
     lines = placement.split_lines(result.encode())
-    assert [placement.scope_at(PATH, lines, n) for n, line in enumerate(lines) if line == MARK] == [
+    assert [scope.scope_at(PATH, lines, n) for n, line in enumerate(lines) if line == MARK] == [
         target
     ]
     if trial.state is State.CLEAN:

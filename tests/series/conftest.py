@@ -11,6 +11,7 @@ import pytest
 
 from builder.locations import Cache, Project
 from tests.series.fork import Developer, Fork, Work, three
+from tests.series.rebasing import Rebase
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +71,8 @@ def work(_templates, tmp_path):
     made = Work(fork)
     made.user.git("update-index", "--refresh")
     return made
+
+
+@pytest.fixture
+def rebase(tmp_path):
+    return Rebase(tmp_path / "rebase")

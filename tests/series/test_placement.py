@@ -7,65 +7,15 @@ others it holds the pre-image, as after a build of the old release.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from builder import placement
+from builder import placement, scope
 from builder.errors import MisplacedHunkError, PatchConflictError
 from tests.series.fork import DATE, TAG, Developer, Fork
-
-NEXT = "v1.3.0"
-
-
-class Rebase:
-    """A patch made on an old release and applied on a new one that differs in some files."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __call__(self, path, old, edited, new, *, knows_old=True, context=3):
-        shutil.rmtree(self.folder, ignore_errors=True)
-        files = {"vllm/__init__.py": ""}
-        developer = Developer.new(self.folder / "developer", files | {path: old})
-        self.data = developer.patch({path: edited}, options=(f"--unified={context}",))
-        self.patch_file = self.folder / "0001-x.patch"
-        self.patch_file.write_bytes(self.data)
-        self.path = path
-        self.new_files = files | {path: new}
-        fork = Fork.new(self.folder / "fork", files | {path: old})
-        fork.release(files | {path: new}, NEXT)
-        if knows_old:
-            fork.source(TAG)
-        self.fork = fork
-        self.applied = fork.apply_one(self.data, tag=NEXT)
-        return fork.blob(self.applied, path)
-
-    def refused(self, *arguments, **options):
-        with pytest.raises(MisplacedHunkError) as caught:
-            self(*arguments, **options)
-        assert self.fork.leftovers() == []
-        assert caught.value.next_step
-        return str(caught.value)
-
-    @property
-    def moved(self):
-        return [(m.number, m.offset, m.scope) for m in self.applied.patches[0].moved]
-
-    def plain_git(self):
-        """What `git am` by itself makes of it: exit status and the file's bytes."""
-        self.new = Developer.new(self.folder / "new", self.new_files)
-        status = self.new.attempt("am", "--keep-cr", str(self.patch_file)).returncode
-        return status, self.new.read(self.path)
-
-
-@pytest.fixture
-def rebase(tmp_path):
-    return Rebase(tmp_path / "rebase")
-
 
 BLOCK = """\
     result = []
@@ -385,7 +335,7 @@ def test_the_scope_of_a_line_below_odd_characters(odd):
     lines = placement.split_lines(text.encode())
     for name, last in (("one", "return 1"), ("two", "return 2")):
         line = next(n for n, content in enumerate(lines) if last in content)
-        assert placement.scope_at("vllm/m.py", lines, line) == name
+        assert scope.scope_at("vllm/m.py", lines, line) == name
 
 
 CRLF = "\r\n\r\ndef one():\r\n    x = 1\r\n    y = 2\r\n    z = 3\r\n    return x\r\n"
