@@ -57,6 +57,8 @@ def kind_of(path: str) -> Kind:
     if path.startswith(_COMPILED_FOLDERS) or name in _COMPILED_NAMES:
         return Kind.COMPILED
     if re.match(r"vllm[^/]*/", path):
+        if not _is_taken(path):
+            return Kind.NEVER
         if name.endswith(_COMPILED_SUFFIXES):
             return Kind.COMPILED
         # 0.16 generates Python from it while it builds
@@ -68,6 +70,19 @@ def kind_of(path: str) -> Kind:
     ):
         return Kind.METADATA
     return Kind.NEVER
+
+
+def _is_taken(path: str) -> bool:
+    """Tell whether setuptools takes a file of a folder that is called like the package.
+
+    A folder with a dot is no package, and without one above it nothing in it ships; below a package
+    it holds data. Of data, what lies in a folder of CVS, RCS or Subversion is left out.
+    """
+    folders = path.split("/")[:-1]
+    if "." in folders[0]:
+        return False
+    is_module = path.endswith(".py") and not any("." in folder for folder in folders)
+    return is_module or not {"CVS", "RCS", ".svn"}.intersection(folders)
 
 
 def _shipped_mode(path: str, mode: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from builder.classify import Kind, Mode, choose_mode, kind_of, touched_paths
@@ -188,3 +191,39 @@ def test_the_worst_path_decides_and_is_named(touch):
 def test_a_patch_that_breaks_pyproject(touch):
     with pytest.raises(SeriesError, match="not valid TOML"):
         touch({"pyproject.toml": PYPROJECT + "oops\n"})
+
+
+ODD = {
+    "vllm.d/x.py", "vllm.d/x.txt", "vllm.d/CVS/x.txt", "vllm/a.b/x.py", "vllm/a.b/x.txt",
+    "vllm/a.b/c/x.py", "vllm/CVS/x.txt", "vllm/CVS/x.py", "vllm/a/CVS/b/x.txt", "vllm/a/CVS/b/x.py",
+    "vllm/a.b/CVS/x.py", "vllm/RCS/x.txt", "vllm/.svn/x.txt", "vllm/.svn/x.py", "vllm/.hidden/x.txt",
+    "vllm/cvs/x.txt", "vllm-x/x.py", "vllm-x/x.txt", "vllm_more/x.json", "vllm/__init__.py",
+    "vllm/build/x.txt", "vllm/x.txt", "vllm/.dot.py", "vllm/a/x..py", "vllm/ä b/x.txt",
+}  # fmt: skip
+
+
+def test_odd_paths_ship_in_repack_where_setuptools_takes_them(tmp_path):
+    """The expected set is what setuptools itself builds, with all files listed as upstream does."""
+    for path in ODD:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x = 1\n")
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "vllm"\nversion = "1"\n'
+        '[tool.setuptools.packages.find]\nwhere = ["."]\ninclude = ["vllm*"]\n'
+    )
+    (tmp_path / "MANIFEST.in").write_text("global-include *\n")
+    process = subprocess.run(
+        [sys.executable, "-c", "from setuptools import setup; setup()",
+         "-q", "build_py", "--build-lib", "out"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    built = {
+        str(path.relative_to(tmp_path / "out"))
+        for path in (tmp_path / "out").rglob("*")
+        if path.is_file()
+    }
+    assert "vllm/__init__.py" in built
+    assert ODD - built >= {"vllm.d/x.py", "vllm/CVS/x.txt"}  # or the test would show nothing
+    assert {path for path in ODD if kind_of(path) is Kind.SHIPS} == built
