@@ -94,6 +94,8 @@ def plan_export(
                 next_step="rebase it away: a series is a straight line of commits",
             )
         commits = own.text("rev-list", "--reverse", f"{base}..{head}").split()
+        for commit in commits:
+            _require_readable(own, commit)
         subjects = [own.text("log", "-1", "--format=%s", commit) for commit in commits]
         for commit, subject in zip(commits, subjects, strict=True):
             _require_plain_message(own, commit, subject)
@@ -235,6 +237,25 @@ def slug(subject: str) -> str:
     """Return the subject as git's format-patch puts it into a file name, 52 characters at most."""
     text = re.sub(r"[^A-Za-z0-9._]+", "-", re.sub(r"\.{2,}", ".", subject)).strip("-.")
     return text[:52].strip("-.") or "patch"
+
+
+def _require_readable(git: Git, commit: str) -> None:
+    """Refuse a commit whose author or message git cannot give in UTF-8."""
+    raw = git.run("log", "-1", "--format=%an <%ae>%n%B", commit)
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        says = git.run("cat-file", "commit", commit).partition(b"\n\n")[0]
+        named = re.search(rb"^encoding (.+)$", says, re.MULTILINE)
+        encoding = named[1].decode("ascii", "replace") if named else "UTF-8"
+        raise PatchFormatError(
+            f"the author or the message of the commit is not in the encoding that it names "
+            f"({encoding})",
+            where=f"commit {commit[:12]}",
+            details=(raw.decode("utf-8", "replace").splitlines()[1],),
+            next_step="git config --unset i18n.commitEncoding, then write it anew in UTF-8: "
+            "git rebase -i, reword (git commit --amend --reset-author where it is the author)",
+        ) from error
 
 
 def _require_plain_message(git: Git, commit: str, subject: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from builder import apply
 from builder.errors import MisplacedHunkError, PatchFormatError
-from tests.series.fork import CORE, FILES, Developer, Fork, Work, message
+from tests.series.fork import CORE, FILES, TAG, Developer, Fork, Work, message
 
 NOTES = b"--- a/vllm/notes.txt\n+++ b/vllm/notes.txt\n@@ -1,3 +1,3 @@\n one\n-two\n+OTHER\n three\n"
 ENCODED = (
@@ -206,3 +208,25 @@ def test_a_path_that_reads_like_the_second_path(tmp_path, path):
     work.export()
     work.check()
     assert fork.blob(fork.apply(), path) == b"three\n"
+
+
+@pytest.mark.parametrize("words", [b"Gr\xf6\xdfe", None])
+def test_a_commit_that_nobody_can_read(work, words):
+    """Its message, or (None) its author, is in no known encoding: no traceback, nothing written."""
+    before = work.fork.files()
+    text = b"Two\n\n" + (words or b"Words.") + b"\n"
+    author = {} if words else {"GIT_AUTHOR_NAME": os.fsdecode(b"J\xf6rg")}
+    work.user.write({"vllm/more.txt": "one\n"})
+    work.user.git("add", "--all")
+    work.user.git(
+        "-c", "i18n.commitEncoding=bogus-1", "commit", "--quiet", "-F-", stdin=text, **author
+    )
+    run = work.fork.run("export", "--tag", TAG, "--worktree", work.folder, code=8)
+    assert "not in the encoding that it names (bogus-1)" in run.stderr
+    assert work.user.head[:12] in run.stderr
+    assert "reword" in run.stderr
+    assert work.fork.files() == before
+    work.user.git(
+        "commit", "--quiet", "--amend", "--reset-author", "-F-", stdin=message("Größe").encode()
+    )
+    assert work.export()[0]
