@@ -11,6 +11,9 @@ from typing import Any
 from builder import atomic
 from builder.errors import PinError, UnknownTagError
 
+# upstream's release tags
+RELEASE_TAG = re.compile(r"v\d+(\.\d+)+((rc|a|b|\.post)\d+)?")
+
 
 @dataclass(frozen=True)
 class PinnedFile:
@@ -70,7 +73,9 @@ def load(pins: Path, tag: str) -> Pin:
         known = ", ".join(pinned_tags(pins)) or "none"
         if f"v{tag}" in pinned_tags(pins):
             next_step = f"upstream's tag has a v: --tag v{tag}"
-        elif re.match(r"v\d", tag):
+        elif tag.strip(" /") in pinned_tags(pins):
+            next_step = f"a tag is no folder: --tag {tag.strip(' /')}"
+        elif RELEASE_TAG.fullmatch(tag):
             next_step = f"use a pinned tag, or write a pin with: python -m builder pin {tag}"
         else:
             next_step = "use a pinned tag, or pin a release: python -m builder pin v0.20.2"

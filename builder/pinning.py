@@ -13,7 +13,7 @@ from builder.errors import PinError
 from builder.fetch import download, is_whole
 from builder.locations import UPSTREAM_DISTRIBUTION, Cache
 from builder.package_index import IndexSettings, ReleaseFile
-from builder.pin import Pin, PinnedFile
+from builder.pin import RELEASE_TAG, Pin, PinnedFile
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
@@ -27,7 +27,7 @@ def make_pin(tag: str, cache: Cache) -> Pin:
     from packaging.utils import canonicalize_version  # noqa: PLC0415
 
     version = tag.removeprefix("v")
-    if not tag.startswith("v") or not re.fullmatch(r"\d+(\.\d+)+((rc|a|b|\.post)\d+)?", version):
+    if not RELEASE_TAG.fullmatch(tag):
         raise PinError(
             "upstream's release tags look like v0.20.2",
             where=tag,
