@@ -34,6 +34,10 @@ PYTHON_AND_DATA = [
     ("Delete a file", {"vllm/models/gpt.py": None}),
     ("Rename a file", {"vllm/models/llama.py": None, "vllm/models/llama2.py": "SIZES = [1, 2, 3]\n"}),
     ("Change CRLF", {"vllm/data/crlf.txt": b"one\r\nthree\r\n"}),
+    ("Add what setuptools leaves out", {
+        "vllm.d/x.py": "X = 1\n", "vllm.d/x.txt": "x\n", "vllm/CVS/x.txt": "x\n",
+        "vllm/CVS/y.py": "Y = 1\n", "vllm/a.b/x.txt": "x\n",
+    }),
     ("Tests and docs", {"tests/test_new.py": "def test_new():\n    pass\n", "docs/guide.md": "# New\n"}),
 ]  # fmt: skip
 METADATA = [
