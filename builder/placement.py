@@ -192,6 +192,13 @@ def _check_heading(
             next_step="make the patch anew on this tree and export it",
         )
     moved = line != stated or not path.endswith(".py")  # a name at its line is enough in Python
+    if before is None and scope.is_cut(path, heading):
+        raise MisplacedHunkError(
+            f"the patch names no more than the beginning of {meant!r}, and the file that it was "
+            "made from is not known here: whether that is the same one cannot be told",
+            where=where,
+            next_step=MAKE_IT_KNOWN,
+        )
     if before is None and moved and (now := _untold(path, hunk, lines, line)):
         raise MisplacedHunkError(
             f"its lines stand in {now} (line {line + 1}), and the patch names no more than "

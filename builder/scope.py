@@ -20,6 +20,7 @@ C_LIKE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".rs")
 # git's own patterns for hunk headings: Python's (userdiff.c) and the default one
 _PYTHON_HEADING = re.compile(r"^[ \t]*((class|(async[ \t]+)?def)[ \t].*)$")
 _DEFAULT_HEADING = re.compile(r"^([A-Za-z_$].*)$")
+_HEADING_BYTES = 80
 _NAME = re.compile(r"^[ \t]*(?:class|(?:async[ \t]+)?def)[ \t]+(\w+)")
 
 
@@ -98,8 +99,8 @@ def heading_at(path: str, lines: Sequence[str], line: int) -> str:
     pattern = _PYTHON_HEADING if path.endswith(".py") else _DEFAULT_HEADING
     match = pattern.match(lines[found])
     assert match is not None  # noqa: S101 - heading_line has matched it
-    # git cuts at 80 bytes, in the middle of a character too
-    return match[1].encode("utf-8", "replace")[:80].decode("utf-8", "ignore").rstrip()
+    cut = match[1].encode("utf-8", "replace")[:_HEADING_BYTES]  # in the middle of a character too
+    return cut.decode("utf-8", "ignore").rstrip()
 
 
 def name_in(path: str, heading: str) -> str:
@@ -108,6 +109,14 @@ def name_in(path: str, heading: str) -> str:
         return heading.rstrip()
     match = _NAME.match(heading)
     return match[1] if match else ""
+
+
+def is_cut(path: str, heading: str) -> bool:
+    """Tell whether git may have cut a heading within what names the scope."""
+    if len(heading.encode("utf-8", "replace")) < _HEADING_BYTES - 4:  # a character is not halved
+        return False
+    match = _NAME.match(heading)
+    return not path.endswith(".py") or (match is not None and match.end() == len(heading.rstrip()))
 
 
 def headings(path: str, lines: Sequence[str]) -> Counter[str]:

@@ -230,6 +230,26 @@ def test_what_is_told_without_the_old_file(rebase):
         )
 
 
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("vllm/m.py", "def %s%s(a):\n"),
+        ("vllm/m.py", "class %s%s:\n"),
+        ("csrc/a.cu", "void %s%s(int a) {\n"),
+    ],
+)
+def test_a_name_that_git_cuts(rebase, path, line):
+    """Of a heading 80 bytes are left: two long names look alike."""
+    above, end = ("int x;\n", "}\n") if path.endswith(".cu") else ("x = 1\n", "")
+    old, new = (f"{line % ('f' * 90, name)}{B4}{end}" for name in ("_one", "_two"))
+    said = rebase.refused(path, old, with_new_line(old), above + new, knows_old=False)
+    assert "no more than the beginning of" in said
+    assert rebase.plain_git()[0] == 0
+    short = old.replace("f" * 90, "f" * 40)
+    edited = with_new_line(short)
+    assert rebase(path, short, edited, above + short, knows_old=False) == (above + edited).encode()
+
+
 def test_a_method_at_its_stated_line_needs_no_old_file(rebase):
     edited = with_new_line(A_AND_B)
     result = rebase("vllm/m.py", A_AND_B, edited, A_AND_B + "    y = 4\n", knows_old=False)
