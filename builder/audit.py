@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import repeat
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 
 from builder import atomic, metadata
@@ -31,10 +32,13 @@ from builder.wheel_archive import (
     dist_info_of,
     read_record,
     record_hash,
+    record_lines,
 )
 from builder.wheel_name import dist_info_name
 
-AUDIT_FORMAT = 2  # raised when the audit asks more than before: cached results count no longer
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+_OF_THE_BUILD = ("METADATA", "top_level.txt")
+AUDIT_FORMAT = 3  # raised when the audit asks more than before: cached results count no longer
 _REBUILD = "python -m builder --tag TAG, from a clean checkout; do not publish this file"
 
 
@@ -95,6 +99,8 @@ def _audit(wheel: Path, inputs: WheelInputs, ours: str, theirs: str, *, compiled
             if len(names) != len(set(names)):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise _fault(wheel, twice, "stands in the archive twice")
+            _check_names(wheel, names, dist_info)
+            _check_record_lines(wheel, record_lines(archive, dist_info), dist_info)
             old = dist_info_of(official.namelist(), inputs.official.name)
             record, known = read_record(archive, dist_info), read_record(official, old)
             modes = {i.filename: i.external_attr >> 16 & 0o777 for i in official.infolist()}
@@ -121,6 +127,31 @@ def _audit(wheel: Path, inputs: WheelInputs, ours: str, theirs: str, *, compiled
 
 def _fault(wheel: Path, member: str, what: str) -> AuditError:
     return AuditError(f"{member} {what}", where=wheel.name, next_step=_REBUILD)
+
+
+def _check_names(wheel: Path, names: list[str], dist_info: str) -> None:
+    """Refuse what would be written outside of the environment, and signatures, which sign nothing."""
+    for name in names:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or name != str(path):
+            raise _fault(wheel, name, "is not the name of a file inside the wheel")
+    for name in SIGNATURES:
+        if f"{dist_info}/{name}" in names:
+            raise _fault(wheel, f"{dist_info}/{name}", "is in no wheel that this tool builds")
+
+
+def _check_record_lines(wheel: Path, lines: list[list[str]], dist_info: str) -> None:
+    """Refuse what an installer would read otherwise: pip deletes what RECORD lists, hash or not."""
+    own, seen = f"{dist_info}/RECORD", set()
+    for line in lines:
+        path, *rest = line or [""]
+        if path in seen:
+            raise _fault(wheel, path, "is listed in RECORD twice")
+        seen.add(path)
+        if not (rest == ["", ""] if path == own else len(rest) == 2 and all(rest)):
+            raise _fault(wheel, path or "an empty line", f"stands in RECORD as {','.join(line)!r}")
+    if own not in seen:
+        raise _fault(wheel, own, "is not listed in itself")
 
 
 def _check_record(
@@ -251,11 +282,20 @@ def _explain(
     if tree is not None and entry != _entry(tree):
         raise _fault(wheel, name, "is not the file of the patched tree")
     is_extension = name.endswith(".so")
-    if builders and not is_extension:
+    if builders and not is_extension and _is_in_a_package(name, inputs):
         return builders  # upstream's build, changed by these, made or left out the file
     if compiled:
         return (*builders, "built from source")
     raise _fault(wheel, name, "differs from the official wheel's, and no patch explains it")
+
+
+def _is_in_a_package(name: str, inputs: WheelInputs) -> bool:
+    """Tell whether upstream's build could put it there: not beside its packages, as a .pth is."""
+    if re.match(r"vllm\w*/", name):
+        return True
+    with ZipFile(inputs.official) as official:
+        tops = {n.partition("/")[0] for n in official.namelist() if "/" in n}
+    return "/" in name and name.partition("/")[0] in tops
 
 
 def _entry(data: bytes | None) -> RecordEntry | None:
@@ -289,7 +329,7 @@ def _check_dist_info(wheel: Path, inputs: WheelInputs, *, compiled: bool) -> Non
     for name in sorted((expected.keys() | ours.keys()) - {"METADATA"}):
         want, have = expected.get(name), ours.get(name)
         own = name == "WHEEL" or name.startswith("sboms/")
-        if want == have or (builders and not own):
+        if want == have or (builders and not own and _may_follow_the_build(name, want, have)):
             continue
         if name == "WHEEL" and compiled and _without_tags(want) == _without_tags(have):
             continue
@@ -301,6 +341,20 @@ def _check_dist_info(wheel: Path, inputs: WheelInputs, *, compiled: bool) -> Non
         elif name.startswith("sboms/"):
             what = "describes other inputs"
         raise _fault(wheel, f"{dist_info}/{name}", what)
+
+
+def _may_follow_the_build(name: str, want: bytes | None, have: bytes | None) -> bool:
+    """Tell whether a changed build may change this member: none that it did not write before.
+
+    An entry point that is new or changed has to lead into upstream's package.
+    """
+    if name != "entry_points.txt":
+        return name in _OF_THE_BUILD or name.startswith("licenses/")
+    before = (want or b"").decode().splitlines()
+    lines = [line for line in (have or b"").decode().splitlines() if line not in before]
+    return all(
+        re.fullmatch(r"\[[\w.-]+\]|\s*|[^=\[]+=\s*vllm\w*([.:][\w.:]+)?\s*", x) for x in lines
+    )
 
 
 def _about(archive: ZipFile, dist_info: str) -> dict[str, bytes]:
@@ -319,6 +373,9 @@ def _without_tags(wheel_file: bytes | None) -> list[bytes]:
 
 
 def _check_metadata(wheel: Path, inputs: WheelInputs, official: str, ours: str) -> None:
+    head = ours.partition("\n\n")[0]
+    if not head.startswith("Metadata-Version:") or _CONTROL.search(head):
+        raise _fault(wheel, "METADATA", "is not one that installers read: its header is damaged")
     before, after = metadata.parse(official), metadata.parse(ours)
     expected = {"Name": [DISTRIBUTION], "Version": [inputs.version]}
     for name in sorted({key for key, _ in (*before.fields, *after.fields)}):

@@ -27,7 +27,7 @@ from builder.locations import Cache, Project
 from builder.pin import Pin, load, save
 from builder.repack import WheelInputs, repack
 from builder.repository import Git
-from builder.revision import checked_revision
+from builder.revision import checked_revision, read_revision
 from builder.series import Series, read_series
 from builder.wheel_name import local_version, tag_of, wheel_name
 
@@ -268,7 +268,11 @@ def _alias(version: str, request: Request) -> Path:
 
 
 def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInputs]:
-    """Audit a wheel file against the pin and the series of this checkout.
+    """Audit a wheel file against the pin and the series of this checkout, and build it again.
+
+    What counts is that it has the bytes of a build. The audit comes first, since it names the member
+    that was changed. Only a wheel that was compiled cannot be made again here: its members have to
+    pass the audit, and all around them has to be what the writer makes of these members.
 
     :raises AuditError: it was built from another state of the series, or it was changed since.
     """
@@ -281,7 +285,7 @@ def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInp
         what = "no file" if wheel.exists() else "no such file"
         raise AuditError(what, where=str(wheel), next_step="give the path of a wheel")
     tag, revision = tag_of(wheel.name)
-    pin, _, applied = applied_series(tag, project, cache)
+    pin, series, applied = applied_series(tag, project, cache)
     arch = next((a for a in pin.wheels if wheel.name.endswith(f"{a}.whl")), "x86_64")
     official_file = pin.wheel(arch)
     version = local_version(pin.version, revision)
@@ -304,8 +308,59 @@ def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInp
             details=tuple(f"{name} {sha256[:12]}" for name, sha256 in odd),
             next_step="check out the commit that it was built from, or build it again",
         )
+    _require_revision(wheel, revision, series)
     boms = {provenance.SBOM_NAME: provenance.sbom(pin, official_file, applied, version)}
     official = fetch(pin, official_file, cache)
     inputs = WheelInputs(pin, official, applied, touched_paths(applied), version, boms)
     choice = choose_mode(inputs.touched, Mode.AUTO)
-    return audit(wheel, inputs, cache, compiled=choice.mode is Mode.SOURCE), inputs
+    if choice.mode is not Mode.SOURCE:  # a build from source gives the tags of its own machine
+        _require_name(wheel, wheel_name(official.name, version))
+    result = audit(wheel, inputs, cache, compiled=choice.mode is Mode.SOURCE)
+    _require_bytes(wheel, inputs, choice, cache)
+    return result, inputs
+
+
+def _require_name(wheel: Path, name: str) -> None:
+    """Refuse another file name: installers and indexes take version and platform from it."""
+    if wheel.name != name:
+        raise AuditError(
+            f"not the name that the build gives this wheel: {name}",
+            where=wheel.name,
+            next_step="give it its name back; do not install or publish it under another one",
+        )
+
+
+def _require_revision(wheel: Path, revision: int, series: Series) -> None:
+    known = read_revision(series)
+    if known is None or known.number != revision:
+        number = f"revision {known.number}" if known else "without a revision"
+        raise AuditError(
+            f"the wheel says revision {revision} and the series is {number}",
+            where=wheel.name,
+            next_step="check out the commit that it was built from, or build it again",
+        )
+
+
+def _require_bytes(wheel: Path, inputs: WheelInputs, choice: ModeChoice, cache: Cache) -> None:
+    """Compare with the wheel that a build of this checkout gives."""
+    if choice.mode is not Mode.SOURCE:
+        _require_same(wheel, _wheel(inputs, choice, cache)[0], inputs.pin.tag)
+        return
+    from builder.setup_py import rewrite  # noqa: PLC0415 - slow to import
+
+    with atomic.scratch_folder(cache.work) as scratch:
+        again = scratch / "again.whl"
+        with again.open("wb") as out:
+            rewrite(wheel, inputs, out, scratch)
+        _require_same(wheel, again, inputs.pin.tag)
+
+
+def _require_same(wheel: Path, again: Path, tag: str) -> None:
+    from builder.wheel_bytes import first_difference  # noqa: PLC0415
+
+    if sha256_of(wheel) != sha256_of(again):
+        raise AuditError(
+            f"its bytes are not those of a build: {first_difference(wheel, again)}",
+            where=wheel.name,
+            next_step=f"python -m builder --tag {tag}, from a clean checkout; do not publish this file",
+        )

@@ -98,6 +98,11 @@ def source(inputs: WheelInputs, out: IO[bytes], cache: Cache) -> str:
         return "-".join(raw.name.removesuffix(".whl").split("-")[-3:])
 
 
+def rewrite(wheel: Path, inputs: WheelInputs, out: IO[bytes], scratch: Path) -> None:
+    """Write a compiled wheel's members anew, as its build wrote them."""
+    _write_from(wheel, inputs, out, scratch, own_tags=True)
+
+
 def require_nvcc(cuda: str) -> None:
     """Refuse to start a source build without the CUDA compiler of the release.
 

@@ -74,12 +74,16 @@ def dist_info_of(names: list[str], where: str) -> str:
 
 def read_record(archive: zipfile.ZipFile, dist_info: str) -> dict[str, RecordEntry]:
     """Read RECORD; its own line, which has no hash, is left out."""
-    text = archive.read(f"{dist_info}/RECORD").decode()
     return {
         path: RecordEntry(digest, int(size or 0))
-        for path, digest, size in csv.reader(io.StringIO(text))
+        for path, digest, size in record_lines(archive, dist_info)
         if digest
     }
+
+
+def record_lines(archive: zipfile.ZipFile, dist_info: str) -> list[list[str]]:
+    """Return the lines of RECORD as they stand there: path, hash and size, as text."""
+    return list(csv.reader(io.StringIO(archive.read(f"{dist_info}/RECORD").decode())))
 
 
 def record_hash(digest: bytes) -> str:

@@ -204,10 +204,6 @@ def test_what_was_changed_is_named(built, verify, what):
 
 def test_an_honest_wheel_passes(built, verify):
     result = verify(built[1])
-    # So does the same content in another zip file: what counts is what gets installed.
-    again = verify(madeup.rewritten(built[1], {}))
-    assert again.wheel_sha256 != result.wheel_sha256
-    assert again.differences == result.differences
     explained = {item.member: item.explained_by for item in result.differences}
     assert explained["vllm/engine.py"] == ("0001-Bugfix-Start-without-a-name.patch",)
     assert explained["vllm/_version.py"] == ("rename",)

@@ -223,6 +223,18 @@ def test_source_compiles_what_the_series_changes(make_user, tmp_path):
     assert user.build()["sha256"] == result["sha256"]
     said = json.loads(user.ok("verify", result["wheel"], "--json").stdout)
     assert said["wheel_sha256"] == result["sha256"]
+    wheel = tmp_path / Path(result["wheel"]).name
+    raw = Path(result["wheel"]).read_bytes()
+    wheel.write_bytes(raw)
+    user.ok("verify", wheel)
+    for changed, named in (
+        (raw + b"x", "in or behind"),
+        (madeup.rewritten(raw, {"evil.pth": b"import os\n"}), "evil.pth"),
+        (madeup.rewritten(raw, {"../evil.py": b""}), "../evil.py"),
+        (madeup.rewritten(raw, {}), "bytes are not those of a build"),
+    ):
+        wheel.write_bytes(changed)
+        assert named in user.fails(16, "verify", wheel)
     # Other flags are another wheel: the cached one must not stand in for it.
     other = user.run("--tag", user.tag, "--out", tmp_path, "--no-stage", CC="/nonexistent/cc")
     assert other.returncode == 15
