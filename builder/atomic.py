@@ -1,7 +1,8 @@
 """Files and folders that appear whole or not at all: temporary name, fsync, rename.
 
-A run that was killed leaves only names that start with ``.tmp-``; each is locked while its owner
-lives, so the next run knows which ones nobody holds any more, and removes them.
+A run that was killed leaves only names that start with ``PREFIX``; each is locked while its owner
+lives, so the next run knows which ones nobody holds any more, and removes them. The prefix is this
+tool's own: some of the folders are a user's, where others leave temporary files too.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import IO
 
 from builder.errors import DiskFullError
 
-PREFIX = ".tmp-"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+PREFIX = ".vllm-glm5-tmp-"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 # git's words for a write that failed, and what else may be the cause of one
 _WRITE_FAILED = ("couldn't write '", "unable to write", "write error", "failed to write",
                  "could not write")  # fmt: skip
@@ -30,12 +32,19 @@ _NEARLY_FULL = 64 << 20  # bytes; what did not fit is not there any more when on
 def disk_full_error(where: Path) -> DiskFullError:
     """Return the error that says how much is free and what to do."""
     existing = next(p for p in (where, *where.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    disk = os.statvfs(existing)
+    free = f"{disk.f_bavail * disk.f_frsize / 1e6:.0f} MB free"
+    if _is_without_inodes(disk):
+        free += ", but no inode for another file: df -i"
     return DiskFullError(
-        f"no space left on the device ({free / 1e6:.0f} MB free); nothing was changed",
+        f"no space left on the device ({free}); nothing was changed",
         where=str(where),
         next_step="free some space, or write to a larger disk (VLLM_GLM5_CACHE, --out), and run again",
     )
+
+
+def _is_without_inodes(disk: os.statvfs_result) -> bool:
+    return disk.f_files > 0 and disk.f_favail == 0
 
 
 @contextmanager
@@ -44,7 +53,7 @@ def disk_full_is_an_error(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         raise disk_full_error(where) from error
 
@@ -60,14 +69,13 @@ def says_disk_full(lines: Iterable[str], where: Path) -> bool:
     def hold(words: Iterable[str]) -> bool:
         return any(word in line for line in lines for word in words)
 
-    if hold(tuple(map(os.strerror, _FULL))):
+    if hold(tuple(map(os.strerror, FULL))):
         return True
     if not hold(_WRITE_FAILED) or hold(tuple(map(os.strerror, _OTHER_CAUSES))):
         return False
     existing = next(p for p in (where, *where.parents) if p.exists())
     disk = os.statvfs(existing)
-    no_file_more = disk.f_files > 0 and disk.f_favail == 0
-    return no_file_more or disk.f_bavail * disk.f_frsize < _NEARLY_FULL
+    return _is_without_inodes(disk) or disk.f_bavail * disk.f_frsize < _NEARLY_FULL
 
 
 def sync_folder(folder: Path) -> None:
@@ -120,6 +128,32 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
         sync_folder(path.parent)
 
 
+def create(path: Path, data: bytes) -> None:
+    """Write a file where there is none; the first of several that do this at once wins."""
+    with disk_full_is_an_error(path):
+        _remove_dead(path.parent.glob(f"{PREFIX}{path.name}-*"))
+        file, temporary = _temporary(path.parent, f"{path.name}-")
+        with file:
+            try:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.chmod(0o644)
+                with suppress(FileExistsError):
+                    os.link(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Remove what has this name, whatever it is; a link goes, and not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(FileNotFoundError, NotADirectoryError):
+        path.unlink()
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     with replacing(path) as file:
         file.write(data)
@@ -170,6 +204,10 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
         except Timeout:
             say(f"waiting: another process is at work on {what} ({lock.lock_file})")
             lock.acquire()
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            # Nobody writes there who is not allowed to: what is there can be used all the same.
     try:
         yield
     finally:

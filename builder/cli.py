@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -13,7 +15,7 @@ import typer
 
 from builder import cli_gate, cli_publish, cli_rebase
 from builder.classify import Mode
-from builder.errors import BuilderError
+from builder.errors import BuilderError, DiskFullError
 from builder.locations import Cache, Project, default_cache, default_project
 
 app = typer.Typer(
@@ -34,6 +36,8 @@ _USAGE_ERRORS: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ ==
 
 _INTERRUPTED = 130
 
+_held = ExitStack()  # what is given back when the command ends
+
 
 class State:
     """What the options before the command say; set once by the callback."""
@@ -41,6 +45,12 @@ class State:
     project: Project = default_project()
     cache: Cache = default_cache()
     as_json: bool = False
+
+    @classmethod
+    def used_cache(cls) -> Cache:
+        """Return the cache; until this command ends nobody cleans it."""
+        _held.enter_context(cls.cache.in_use())
+        return cls.cache
 
 
 @app.callback(invoke_without_command=True)
@@ -77,6 +87,9 @@ def build_command(
     if source not in ("sdist", "git") or (source == "git") != (upstream_url is not None):
         raise typer.BadParameter("--source git and --upstream-url URL go together")
     State.as_json = as_json
+    for option, folder in (("--out", out), ("--index", index)):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise typer.BadParameter(f"{option} takes a folder, {folder} is none")
     from builder import pipeline, report  # noqa: PLC0415 - keeps --help quick
 
     request = pipeline.Request(
@@ -88,7 +101,7 @@ def build_command(
         index=None if no_stage else (index or out / "index").absolute(),
         with_alias=with_alias,
     )
-    built = pipeline.build(request, State.project, State.cache)
+    built = pipeline.build(request, State.project, State.used_cache())
     typer.echo(report.built_as_json(built) if as_json else report.built_as_text(built))
 
 
@@ -100,7 +113,7 @@ def pin_command(
     """Write upstream/TAG.toml from the package index that pip is configured for."""
     from builder import pin, pinning, series  # noqa: PLC0415
 
-    made = pinning.make_pin(tag, State.cache)
+    made = pinning.make_pin(tag, State.used_cache())
     changed = pin.save(State.project.pins, made, force=force)
     path = State.project.pins / f"{tag}.toml"
     typer.echo(f"{path}: {'written' if changed else 'unchanged'}")
@@ -115,8 +128,9 @@ def series_command(tag: Tag, as_json: Json = False) -> None:
     from builder import lint, pipeline, report, series  # noqa: PLC0415
     from builder.apply import read_patches  # noqa: PLC0415
 
-    pin, found, applied = pipeline.applied_series(tag, State.project, State.cache)
-    patches = read_patches(found.paths, State.cache)
+    cache = State.used_cache()
+    pin, found, applied = pipeline.applied_series(tag, State.project, cache)
+    patches = read_patches(found.paths, cache)
     typer.echo(report.series_listing(pin, found, patches, applied, as_json=as_json))
     faults = [f"{patch.name}: {fault}" for patch in patches for fault in lint.lint_patch(patch)]
     for entry, patch in zip(found.entries, patches, strict=True):
@@ -140,7 +154,9 @@ def edit_command(
     from builder import edit, pipeline  # noqa: PLC0415
 
     folder = worktree or edit.default_worktree(tag)
-    number = pipeline.edit_series(tag, folder, State.project, State.cache, drop=tuple(drop or ()))
+    number = pipeline.edit_series(
+        tag, folder, State.project, State.used_cache(), drop=tuple(drop or ())
+    )
     typer.echo(
         f"{folder}: branch {edit.branch_of(tag)}, {number} commits on {tag}\n"
         f"amend them (git rebase -i {tag}), then: "
@@ -163,11 +179,12 @@ def export_command(
     from builder import atomic, edit, export, pipeline, stopped_edit  # noqa: PLC0415
 
     folder = None if check and worktree is None else worktree or edit.default_worktree(tag)
-    with atomic.exclusive(State.cache.root / "export", "an export"):
+    cache = State.used_cache()
+    with atomic.exclusive(cache.root / "export", "an export"):
         if folder is None:
-            plan = pipeline.plan_from_series(tag, State.project, State.cache)
+            plan = pipeline.plan_from_series(tag, State.project, cache)
         else:
-            plan = pipeline.plan_from_worktree(tag, folder, State.project, State.cache)
+            plan = pipeline.plan_from_worktree(tag, folder, State.project, cache)
         if not check:
             if folder is not None:
                 stopped_edit.forget(folder)  # first: its record is of the series as it was
@@ -239,7 +256,7 @@ def verify_command(
     State.as_json = as_json
     from builder import pipeline, report  # noqa: PLC0415
 
-    result, _ = pipeline.verify(wheel, State.project, State.cache)
+    result, _ = pipeline.verify(wheel, State.project, State.used_cache())
     typer.echo(report.audit_as_json(result) if as_json else report.audit_table(result))
 
 
@@ -289,7 +306,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         # Versions of typer differ in what they make of Ctrl-C: Abort, or the code 130.
-        code = app(standalone_mode=False) or 0
+        with _held:
+            code = app(standalone_mode=False) or 0
     except BuilderError as error:
         return _failed(error.exit_code, f"error: {error}", error.as_dict())
     except typer.Exit as exit_request:
@@ -319,6 +337,10 @@ def _system_error(error: OSError) -> int:
     from builder import atomic  # noqa: PLC0415 - keeps --help quick
 
     where = error.filename or ""
+    if error.errno in atomic.FULL and not _can_print():
+        text = "no space left on the device for the output; what the command did stays done"
+        return _failed(DiskFullError.exit_code, f"error: {text}\n  next: send the output elsewhere "
+                       "and run the command again", {})  # fmt: skip
     try:
         with atomic.disk_full_is_an_error(Path(str(where)).absolute()):
             raise error
@@ -333,6 +355,17 @@ def _system_error(error: OSError) -> int:
         facts = {"error": type(error).__name__, "exit_code": 1, "what": error.strerror or text,
                  "where": str(where), "details": [], "next": next_step}  # fmt: skip
         return _failed(1, f"error: {text}\n  next: {next_step}", facts)
+
+
+def _can_print() -> bool:
+    """Tell whether stdout takes what is left to print; if not, nothing more is sent there."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        State.as_json = False
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def _has_folder() -> bool:

@@ -79,7 +79,7 @@ def run_gate(
     if key is not None:
         signing.require_key(key)
     done = gate.run_gate(
-        request, house.project if house is not None else State.project, State.cache
+        request, house.project if house is not None else State.project, State.used_cache()
     )
     lines = gate.summary(done)
     if not done.passed:

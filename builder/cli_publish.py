@@ -72,7 +72,7 @@ def promote(
 
     State.as_json = as_json
     promotion = channels.Promotion(what, index, tuple(report or ()), source, target)
-    outcome = channels.promote(promotion, State.project, State.cache, datetime.now(UTC))
+    outcome = channels.promote(promotion, State.project, State.used_cache(), datetime.now(UTC))
     _print(outcome, as_json=as_json)
 
 

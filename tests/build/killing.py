@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PREFIX = ".tmp-"
+PREFIX = ".vllm-glm5-tmp-"
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,9 @@ def test_replacing_keeps_the_old_file_until_the_new_one_is_whole(tmp_path):
 
 def test_only_what_dead_writers_left_is_removed(tmp_path):
     path = tmp_path / "file"
-    dead = tmp_path / ".tmp-file-dead"
+    dead = tmp_path / ".vllm-glm5-tmp-file-dead"
     dead.write_bytes(b"half")
-    other = tmp_path / ".tmp-another-file-dead"
+    other = tmp_path / ".vllm-glm5-tmp-another-file-dead"
     other.write_bytes(b"half")
     with atomic.replacing(path) as first:
         first.write(b"first")
@@ -221,7 +221,7 @@ def test_scratch_folders_of_the_living_stay(tmp_path):
             assert other != mine
             assert (mine / "x").exists()
     assert not list(tmp_path.iterdir())
-    dead = tmp_path / ".tmp-dead"
+    dead = tmp_path / ".vllm-glm5-tmp-dead"
     dead.mkdir()
     (dead / "x").touch()
     Path(f"{dead}.lock").touch()

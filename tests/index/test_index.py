@@ -67,7 +67,7 @@ for n in range(1, 1000):
     killed.append(len(names))
     publish(index, wheel)
     assert listed(index / "staging" / "simple") == {first.name, wheel.name}, n
-    assert not list(index.rglob(".tmp-*")), n
+    assert not list(index.rglob(".vllm-glm5-tmp-*")), n
 print(json.dumps(killed))
 """
 
@@ -380,7 +380,7 @@ def test_eight_publishers_at_once(tmp_path):
     assert seen == sorted(seen), "a listed wheel does not disappear"
     assert any(0 < count < len(wheels) for count in seen), "the reader saw it grow"
     assert listed(index / "staging" / "simple") == {wheel.name for wheel in wheels}
-    assert not list(index.rglob(".tmp-*"))
+    assert not list(index.rglob(".vllm-glm5-tmp-*"))
 
 
 def test_eight_publishers_of_one_version(tmp_path):
@@ -408,13 +408,13 @@ def test_what_a_dead_publisher_left_is_removed_by_the_next(wheel, tmp_path):
     large = write_wheel(tmp_path, "0.20.2+glm5.9", {"vllm/x.so": noise})
     publisher = start(index, large, tmp_path)
     deadline = time.monotonic() + 20
-    while not list(index.rglob(".tmp-*.whl-*")) and time.monotonic() < deadline:
+    while not list(index.rglob(".vllm-glm5-tmp-*.whl-*")) and time.monotonic() < deadline:
         time.sleep(0.001)
     publisher.kill()
     finish(publisher)
-    assert list(index.rglob(".tmp-*.whl-*")), "it died while it copied"
+    assert list(index.rglob(".vllm-glm5-tmp-*.whl-*")), "it died while it copied"
     publish(index, wheel)
-    assert not list(index.rglob(".tmp-*"))
+    assert not list(index.rglob(".vllm-glm5-tmp-*"))
     assert listed(index / "staging" / "simple") == {wheel.name}
 
 
@@ -453,7 +453,7 @@ def test_a_publisher_killed_at_any_moment(environment, tmp_path):
         process.kill()
         code, _ = finish(process)
         deaths += code == -signal.SIGKILL
-        leftovers += bool(list(index.rglob(".tmp-*")))
+        leftovers += bool(list(index.rglob(".vllm-glm5-tmp-*")))
         assert first.name in listed(index / "staging" / "simple")
         if round_ % 10 == 9:
             environment.install_with("pip", url, "vllm-glm5==0.20.2+glm5.1", "--force-reinstall")
@@ -464,7 +464,7 @@ def test_a_publisher_killed_at_any_moment(environment, tmp_path):
     assert leftovers >= 3, "some died in the middle of writing"
     assert finish(start(index, wheel, tmp_path))[0] == 0
     assert listed(index / "staging" / "simple") == {first.name, wheel.name}
-    assert not list(index.rglob(".tmp-*"))
+    assert not list(index.rglob(".vllm-glm5-tmp-*"))
     environment.install_with("pip", url, "vllm-glm5==0.20.2+glm5.2")
     assert environment.version() == "0.20.2+glm5.2"
 

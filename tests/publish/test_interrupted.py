@@ -244,10 +244,10 @@ def test_a_promotion_killed_at_any_moment(release, tool, tmp_path, environment):
             assert listed(index / "simple") == {first.name}
             # By the clock, most die while the signature is verified: let others get further.
             after = clock.uniform(0, duration if round_ % 2 else 0.1)
-            when = None if round_ % 2 else folder / ".tmp-*"
+            when = None if round_ % 2 else folder / ".vllm-glm5-tmp-*"
             ((code, _),) = forks.run(promote, kill_after=after, kill_when=when)
             deaths += code == -signal.SIGKILL
-            leftovers += bool(list(folder.glob(".tmp-*")))
+            leftovers += bool(list(folder.glob(".vllm-glm5-tmp-*")))
             assert first.name in listed(index / "simple")
             if round_ % 10 == 9:
                 url = (index / "simple").as_uri()
@@ -256,7 +256,7 @@ def test_a_promotion_killed_at_any_moment(release, tool, tmp_path, environment):
         assert leftovers >= 3, "some died in the middle of writing"
         forks.seconds(promote)
     assert listed(index / "simple") == {first.name, wheel.name}
-    assert not list(index.rglob(".tmp-*"))
+    assert not list(index.rglob(".vllm-glm5-tmp-*"))
     environment.install_with("pip", (index / "simple").as_uri(), "--upgrade", "vllm-glm5")
     assert environment.version() == NEXT
 

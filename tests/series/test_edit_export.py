@@ -558,7 +558,7 @@ def test_edit_takes_an_empty_folder_and_leaves_a_finished_one(fork, developer):
     (folder / ".git" / "mark").touch()
     edit_module.edit(applied, folder)
     assert (folder / ".git" / "mark").exists()
-    assert [p.name for p in fork.root.iterdir() if p.name.startswith(".tmp-")] == []
+    assert [p.name for p in fork.root.iterdir() if p.name.startswith(".vllm-glm5-tmp-")] == []
 
 
 def test_the_work_tree_outlives_the_cache(work):

@@ -17,7 +17,7 @@ def killed_export(plan, number):
 
 def contents(fork):
     """The series' folder without what a killed run may leave until the next export."""
-    return {name: data for name, data in fork.files().items() if "/.tmp-" not in name}
+    return {name: data for name, data in fork.files().items() if "/.vllm-glm5-tmp-" not in name}
 
 
 def test_an_export_killed_at_any_write_is_all_or_nothing(work):

@@ -258,5 +258,7 @@ def test_an_edit_killed_at_any_write_goes_on_or_begins_anew(fork, developer):
             begin()
         assert "2 of 3 patches are commits" in caught.value.details[-1]
         assert subjects(tree(fork)) == ["[Core] One größer", "[Core] Two"]
-        assert [path for path in fork.root.iterdir() if path.name.startswith(".tmp-")] == []
+        assert [
+            path for path in fork.root.iterdir() if path.name.startswith(".vllm-glm5-tmp-")
+        ] == []
     assert stages == {None, 0, 1, 2}

@@ -137,7 +137,7 @@ def test_killed_five_times_it_ends_as_if_it_had_not_been(built, tmp_path, cache)
         result = json.loads(run_builder(*command[3:], "--json", env=env).stdout)
         assert result["sha256"] == built["sha256"]
         assert sha256(result["wheel"]) == built["sha256"]
-        left = [p for p in folder.rglob(".tmp-*") if not p.name.endswith(".lock")]
+        left = [p for p in folder.rglob(".vllm-glm5-tmp-*") if not p.name.endswith(".lock")]
         assert not left, left
     assert killed, "every build was quicker than its kill: nothing was tested"
 
