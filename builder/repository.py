@@ -8,13 +8,13 @@ from nothing. What each variable and flag is for stands beside it.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from builder import atomic
+from builder.console import say
 from builder.errors import BuilderError, ToolchainError
 from builder.locations import Cache
 
@@ -147,13 +147,15 @@ def open_repository(cache: Cache) -> Git:
     All releases share it, so that a 3-way merge between releases finds every blob.
     """
     path = cache.repository
-    if not (path / "HEAD").exists():
+    if not _is_usable(path):
         with (
             atomic.disk_full_is_an_error(path),
             atomic.exclusive(path, "the source repository"),
         ):
-            if not (path / "HEAD").exists():
-                shutil.rmtree(path, ignore_errors=True)
+            if not _is_usable(path):
+                if path.exists():
+                    say("the source repository is damaged; it is made again")
+                atomic.remove(path)
                 with atomic.scratch_folder(path.parent) as scratch:
                     made = Git(scratch / "made.git")
                     made.folder.mkdir()
@@ -164,3 +166,15 @@ def open_repository(cache: Cache) -> Git:
                     (made.folder / "info" / "attributes").write_text(ATTRIBUTES)
                     made.folder.rename(path)
     return Git(path)
+
+
+def _is_usable(repository: Path) -> bool:
+    """Tell whether all is there that git needs, and no object is empty, as a power cut leaves it.
+
+    git calls such an object missing, which would read as if a patch did not fit.
+    """
+    if not all((repository / name).is_dir() for name in ("objects", "refs")):
+        return False
+    head = repository / "HEAD"
+    objects = (repository / "objects").glob("??/[0-9a-f]*")
+    return head.is_file() and all(path.stat().st_size for path in (head, *objects))
