@@ -6,7 +6,7 @@ the same content: HTML (PEP 503) and JSON (PEP 691, 700). All links are relative
 works under ``file://``, below any URL, and after it was moved or copied.
 
 What a page lists is there, whole: a wheel appears under its name when it is durable, and the pages
-that list it are replaced last. One publisher writes at a time; a killed one leaves ``.tmp-`` files
+that list it are replaced last. One publisher writes at a time; a killed one leaves temporary files
 that the next one removes, at worst a wheel that no page lists yet, which the next one lists.
 """
 
@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +28,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from builder import atomic, metadata, simple_pages
+from builder.console import say
 from builder.digests import sha256_of
 from builder.errors import AuditError, VersionExistsError
 from builder.simple_pages import HTML_PAGE, JSON_PAGE, ListedWheel
@@ -144,9 +145,12 @@ def publish_together(
         expected = [_expected(index, e, n) for n, e in zip(names, entries, strict=True)]
         try:
             for name, entry, target, sha256 in zip(names, entries, targets, expected, strict=True):
-                already_there = target.exists()
+                already_there = target.exists() and sha256_of(target) == sha256
                 _make_folder(target.parent, index)
-                if already_there:
+                if target.exists() and not already_there:
+                    say(f"{target}: damaged since it was published; it gets its own bytes back")
+                    _place(entry.wheel, target, name, sha256, entry.beside)
+                elif already_there:
                     _write_missing(target.parent, entry.beside)
                 else:
                     placed.append(target)
@@ -231,12 +235,16 @@ def _expected(index: Path, entry: Entry, name: WheelName) -> str | None:
 
 
 def _refuse_other_bytes(index: Path, wheel: Path, name: WheelName) -> str | None:
-    """Return the sha256 that the index holds under this very file name, None where it has none."""
+    """Return the sha256 that the index holds under this very file name, None where it has none.
+
+    What its page lists counts, not what became of the file since: its own bytes heal that.
+    """
     ours: str | None = None
     for held in _same_version(index, name):
         if ours is None:
             ours = sha256_of(wheel)
-        theirs = sha256_of(held)
+        listed = {item.path.name: item.sha256 for item in simple_pages.read_page(held.parent)}
+        theirs = listed.get(held.name) or sha256_of(held)
         if held.name != wheel.name or theirs != ours:
             raise VersionExistsError(
                 f"the index holds another wheel of {name.project} {name.version} for that machine",
@@ -269,7 +277,7 @@ def _place(
             raise _changed(wheel)
         copy.seek(0)
         core = read_metadata(copy, wheel)
-        _require_agreement(core, name, wheel)
+        _require_agreement(copy, core, name, wheel)
         atomic.write_bytes(_metadata_path(target), core)
         for file_name, data in beside.items():
             atomic.write_bytes(target.with_name(file_name), data)
@@ -312,21 +320,26 @@ def read_metadata(file: IO[bytes], wheel: Path) -> bytes:
         ) from error
 
 
-def _require_agreement(core: bytes, name: WheelName, wheel: Path) -> None:
-    """Refuse what uv and newer pips refuse: METADATA of another project or version."""
+def _require_agreement(file: IO[bytes], core: bytes, name: WheelName, wheel: Path) -> None:
+    """Refuse what uv and newer pips refuse: METADATA of another project or version, or its folder."""
     fields = metadata.parse(core.decode(errors="replace"))
-    project, version = "".join(fields.values("Name")), "".join(fields.values("Version"))
-    try:
-        agrees = (canonicalize_name(project), Version(version)) == (name.project, name.version)
-    except InvalidVersion:
-        agrees = False
-    if not agrees:
-        raise AuditError(
-            "METADATA contradicts the file name",
-            where=str(wheel),
-            details=(f"METADATA   {project} {version}", f"file name  {wheel.name}"),
-            next_step="build the wheel again; never rename one",
-        )
+    inside = "".join(fields.values("Name")), "".join(fields.values("Version"))
+    with zipfile.ZipFile(file) as archive:
+        folder = dist_info_of(archive.namelist(), str(wheel)).removesuffix(".dist-info")
+    for where, (project, version) in (
+        ("METADATA", inside), (".dist-info", (folder.partition("-")[::2])),
+    ):  # fmt: skip
+        try:
+            agrees = (canonicalize_name(project), Version(version)) == (name.project, name.version)
+        except InvalidVersion:
+            agrees = False
+        if not agrees:
+            raise AuditError(
+                f"{where} contradicts the file name",
+                where=str(wheel),
+                details=(f"{where:10} {project} {version}", f"file name  {wheel.name}"),
+                next_step="build the wheel again; never rename one",
+            )
 
 
 def _write_pages(folder: Path) -> None:
@@ -347,22 +360,41 @@ def _replace(page: Path, text: str) -> None:
 
 
 def _describe(path: Path, known: ListedWheel | None) -> ListedWheel:
-    """Describe a wheel of the index; its hash is not taken again where its page has it."""
+    """Describe a wheel of the index; its hash is not taken again where its page has it.
+
+    A published version keeps its bytes: what the page says of a wheel that was damaged since stays,
+    so that installers refuse it, and METADATA beside a wheel is its own again.
+    """
     status = path.stat()
-    if not _metadata_path(path).exists():
-        with path.open("rb") as file:
-            atomic.write_bytes(_metadata_path(path), read_metadata(file, path))
-    core = _metadata_path(path).read_bytes()
     uploaded = datetime.fromtimestamp(status.st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    yanked = _yanked_path(path).read_text().strip() if _yanked_path(path).exists() else None
     unchanged = known is not None and (known.size, known.uploaded) == (status.st_size, uploaded)
+    sha256 = known.sha256 if known is not None and unchanged else sha256_of(path)
+    if known is not None and known.sha256 != sha256:
+        say(f"{path}: damaged since it was published; publish the wheel again that it was made of")
+        return replace(known, yanked=yanked)
+    core = _own_metadata(path, known)
     return ListedWheel(
         path=path,
         project=path.parent.name,
         version=str(parse(path).version),
         size=status.st_size,
-        sha256=known.sha256 if known is not None and unchanged else sha256_of(path),
+        sha256=sha256,
         metadata_sha256=hashlib.sha256(core).hexdigest(),
         requires_python=next(iter(metadata.parse(core.decode()).values("Requires-Python")), None),
         uploaded=uploaded,
-        yanked=_yanked_path(path).read_text().strip() if _yanked_path(path).exists() else None,
+        yanked=yanked,
     )
+
+
+def _own_metadata(wheel: Path, known: ListedWheel | None) -> bytes:
+    """Return METADATA as it lies beside the wheel; take it out again where that is another."""
+    beside = _metadata_path(wheel)
+    core = beside.read_bytes() if beside.exists() else None
+    if core is None or known is None or hashlib.sha256(core).hexdigest() != known.metadata_sha256:
+        with wheel.open("rb") as file:
+            own = read_metadata(file, wheel)
+        if own != core:
+            atomic.write_bytes(beside, own)
+        return own
+    return core

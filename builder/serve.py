@@ -246,7 +246,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "Accept-Ranges": "bytes",
                 **(more or {}),
             }
-            if tag in re.findall(r'"[^"]*"', self.headers.get("If-None-Match", "")):
+            known = self.headers.get("If-None-Match", "")
+            if known.strip() == "*" or tag in re.findall(r'"[^"]*"', known):
                 self._head(HTTPStatus.NOT_MODIFIED, headers)
                 return
             self._send_span(file, status[0], kind, headers)
@@ -318,6 +319,8 @@ def negotiate(accept: str | None, offered: Sequence[str]) -> str | None:
         weights = [p.partition("=")[2].strip() for p in parameters if p.startswith("q")]
         if re.fullmatch(r"0(\.\d{0,3})?|1(\.0{0,3})?", (weights or ["1"])[0]):
             ranges[name] = float((weights or ["1"])[0])
+    if not ranges:  # nothing in it is understood: as if it had not been sent
+        return negotiate(None, offered)
     best: tuple[float, int, int] = (0.0, 0, 0)
     picked = None
     for position, kind in enumerate(offered):

@@ -68,6 +68,8 @@ def ask(server, path, method="GET", **headers):
         (f"{JSON_TYPE}; q=0.5, */*; q=0.1", JSON_TYPE),
         (f"*/*, {JSON_TYPE}", JSON_TYPE),
         (f"{JSON_TYPE};q=nonsense, text/html;q=0.1", PLAIN),
+        (f"{JSON_TYPE};q=nan", PLAIN),
+        (f"{JSON_TYPE};q=nan, image/png", None),
         ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", PLAIN),
         (f"{JSON_TYPE.upper()}", JSON_TYPE),
         ("application/vnd.pypi.simple.v2+json", None),
@@ -101,6 +103,9 @@ def test_an_unchanged_page_is_not_sent_again(server, published, tmp_path):
     first, _ = ask(server, path)
     again, body = ask(server, path, If_None_Match=first.headers["ETag"])
     assert (again.status, body) == (304, b"")
+    again, body = ask(server, path, If_None_Match="*")  # any version is known: RFC 9110, 13.1.2
+    assert (again.status, body) == (304, b"")
+    assert ask(server, path, If_None_Match='"*"')[0].status == 200
     publish(published.parents[3], write_wheel(tmp_path, "0.20.2+glm5.2"))
     changed, body = ask(server, path, If_None_Match=first.headers["ETag"])
     assert changed.status == 200
@@ -190,7 +195,7 @@ def test_ranges_of_an_empty_file():
         "/staging/simple/vllm-glm5/link.txt",
         "/staging/simple/linked/",
         "/staging/simple/linked/secret.txt",
-        "/staging/simple/vllm-glm5/.tmp-x",
+        "/staging/simple/vllm-glm5/.vllm-glm5-tmp-x",
         "/.publish.lock",
         "/staging/",
         "/simple/",
@@ -205,7 +210,7 @@ def test_ranges_of_an_empty_file():
 def test_what_it_does_not_give_out(server, published, tmp_path, path):
     (published.parent / "link.txt").symlink_to(tmp_path / "secret.txt")
     (published.parents[1] / "linked").symlink_to(tmp_path)
-    (published.parent / ".tmp-x").write_text("secret")
+    (published.parent / ".vllm-glm5-tmp-x").write_text("secret")
     (published.parent / "folder").mkdir()
     response, body = ask(server, path)
     assert response.status == 404
