@@ -316,6 +316,8 @@ def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInp
     if choice.mode is not Mode.SOURCE:  # a build from source gives the tags of its own machine
         _require_name(wheel, wheel_name(official.name, version))
     result = audit(wheel, inputs, cache, compiled=choice.mode is Mode.SOURCE)
+    if choice.mode is Mode.SOURCE:
+        _require_own_tags(wheel, version)
     _require_bytes(wheel, inputs, choice, cache)
     return result, inputs
 
@@ -325,6 +327,29 @@ def _require_name(wheel: Path, name: str) -> None:
     if wheel.name != name:
         raise AuditError(
             f"not the name that the build gives this wheel: {name}",
+            where=wheel.name,
+            next_step="give it its name back; do not install or publish it under another one",
+        )
+
+
+def _require_own_tags(wheel: Path, version: str) -> None:
+    """Refuse a compiled wheel's file name that says more than WHEEL does."""
+    from zipfile import ZipFile  # noqa: PLC0415
+
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename  # noqa: PLC0415
+
+    from builder.wheel_name import dist_info_name  # noqa: PLC0415
+
+    with ZipFile(wheel) as archive:
+        lines = archive.read(f"{dist_info_name(version)}/WHEEL").decode().splitlines()
+    inside = {line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")}
+    try:
+        _, _, build, tags = parse_wheel_filename(wheel.name)
+    except InvalidWheelFilename:
+        build, tags = (), frozenset()
+    if build or {str(tag) for tag in tags} != inside:
+        raise AuditError(
+            f"the file name and WHEEL differ in their tags: {', '.join(sorted(inside))}",
             where=wheel.name,
             next_step="give it its name back; do not install or publish it under another one",
         )

@@ -235,6 +235,9 @@ def test_source_compiles_what_the_series_changes(make_user, tmp_path):
     ):
         wheel.write_bytes(changed)
         assert named in user.fails(16, "verify", wheel)
+    older = wheel.with_name(wheel.name.replace("linux_", "manylinux_2_17_"))
+    older.write_bytes(raw)
+    assert "differ in their tags" in user.fails(16, "verify", older)
     # Other flags are another wheel: the cached one must not stand in for it.
     other = user.run("--tag", user.tag, "--out", tmp_path, "--no-stage", CC="/nonexistent/cc")
     assert other.returncode == 15
