@@ -52,7 +52,7 @@ def upstream(
     if not tags:
         since = since or releases.newest_pin(State.project)
         tags = releases.newer_than(since, releases.released_tags())
-    tried = list(try_on(tag, tags, State.project, State.cache))
+    tried = list(try_on(tag, tags, State.project, State.used_cache()))
     if page is not None:
         atomic.write_text(page.absolute(), trial_report.as_html(tag, tried))
     if markdown is not None:
@@ -99,13 +99,18 @@ def rebase(
         return
     if go_on:
         done = rebasing.go_on(
-            State.project, State.cache, onto, drop=tuple(drop or ()), auto_drop=auto_drop
+            State.project, State.used_cache(), onto, drop=tuple(drop or ()), auto_drop=auto_drop
         )
     else:
         if onto is None or from_tag is None:
             raise typer.BadParameter("--from TAG wants --onto TAG")
         done = rebasing.begin(
-            State.project, State.cache, from_tag, onto, drop=tuple(drop or ()), auto_drop=auto_drop
+            State.project,
+            State.used_cache(),
+            from_tag,
+            onto,
+            drop=tuple(drop or ()),
+            auto_drop=auto_drop,
         )
     if as_json:
         typer.echo(json.dumps(asdict(done), indent=1, default=str))
@@ -165,7 +170,7 @@ def backport(
 
     State.as_json = as_json
     found = backporting.backport(
-        number, to or (), State.project, State.cache, from_tag=from_tag, check=check
+        number, to or (), State.project, State.used_cache(), from_tag=from_tag, check=check
     )
     bad = [one for one in found if not one.is_good]
     if as_json and not bad:
@@ -207,10 +212,10 @@ def contracts(
     found = series.read_series(State.project, tag)
     missing: tuple[object, ...] = ()
     if on is None and not write:
-        _, _, applied = pipeline.applied_series(tag, State.project, State.cache)
+        _, _, applied = pipeline.applied_series(tag, State.project, State.used_cache())
         missing = imports_of(applied.repository, applied.base, applied.head)
-    pinned = releases.pin_of(on or tag, State.project, State.cache)
-    source = pipeline.source_tree(pinned, State.project, State.cache, None)
+    pinned = releases.pin_of(on or tag, State.project, State.used_cache())
+    source = pipeline.source_tree(pinned, State.project, State.used_cache(), None)
     known = checking.read_contracts(found)
 
     def read(path: str) -> bytes | None:

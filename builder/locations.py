@@ -26,7 +26,7 @@ Signature: 8a477f597d28d172789f06886806bc55
 # These names were here before it came, and stay:
 """
 _MADE = ("downloads", "vllm.git", "wheels", "audits", "environments", "work", "series", "logs",
-         "test-trees", "test-environments", "test-wheels")  # fmt: skip
+         "releases", "renames", "test-trees", "test-environments", "test-wheels")  # fmt: skip
 _LOCKS = (*(f"{name}.lock" for name in _MADE), "git.lock", "export.lock", "gpu.lock")
 
 
@@ -112,7 +112,7 @@ class Cache:
             with atomic.disk_full_is_an_error(self.root):
                 self.root.mkdir(parents=True, exist_ok=True)
             # Listed first: another process that makes a folder has written the tag before.
-            foreign = sorted({p.name for p in self.root.iterdir()} & {*_MADE, *_LOCKS})
+            foreign = sorted(path.name for path in self.root.iterdir())
             if not (self.root / _TAG).exists():
                 text = _TAG_TEXT + "".join(f"{name}\n" for name in foreign)
                 atomic.create(self.root / _TAG, text.encode())

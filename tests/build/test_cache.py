@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import textwrap
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.locations import Cache
 from tests.build import madeup
 from tests.build.package_server import Fault
 
@@ -41,6 +43,18 @@ def test_what_was_there_before_the_tool_stays(user):
     assert MINE.items() <= files(user.cache).items()
     assert {p.name for p in user.cache.iterdir()} == {"downloads", "logs", "work"}
     assert "CACHEDIR.TAG" not in {p.name for p in user.cache.iterdir()}
+
+
+def test_all_that_the_tool_keeps_there_is_deleted(user):
+    """A stage that keeps something new says so in Cache; clean has to know it too."""
+    (user.cache / "environments").unlink()
+    user.ok("series", "--tag", user.tag)
+    names = re.findall(r"^    (\S+?)/ ", Cache.__doc__, re.MULTILINE)
+    assert {"downloads", "wheels", "releases", "renames"} <= {*names}
+    for name in names:
+        madeup.write(user.cache / name, {"x/y": ""})
+    user.ok("clean")
+    assert not user.cache.exists()
 
 
 def test_backup_programs_know_the_cache(user):
