@@ -163,6 +163,6 @@ def _reviews(done: Sequence[Done]) -> list[str]:
         where = f"`{review.path}` line {review.line} ({review.offset:+d})"
         scope = f", in `{review.scope}`" if review.scope else ""
         around = f": {review.around}" if review.around else ""
-        out += ["", f"{d.line[-60:]}: {where}{scope}{around}", ""]
+        out += ["", f"{d.line}: {where}{scope}{around}", ""]
         out += ["    " + line for line in review.text.splitlines()]
     return [*out, ""]
