@@ -8,6 +8,7 @@ as the pyproject-metadata library does.
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +113,8 @@ def patched_metadata(
 
     :raises UnfaithfulModeError: upstream's own METADATA does not follow from its tree in the way
         this function knows, so that a change could not be carried over.
+    :raises SeriesError: the official wheel requires something else than its tree, and the series
+        changes requirements without saying the same.
     """
     metadata = parse(official)
     fields = list(metadata.fields)
@@ -143,13 +146,32 @@ def _follow_requirements(
     if old == new:
         return fields
     listed = [v for k, v in fields if k == "Requires-Dist" and "extra ==" not in v]
-    if _normalised(listed) != old:
-        odd = sorted(set(_normalised(listed)) ^ set(old))
-        raise _unknown_way("requirements/cuda.txt", f"they differ in {', '.join(odd[:5])}")
+    wheel = _normalised(listed)
+    if odd := sorted(set(wheel) ^ set(old)):
+        if Counter(map(_name, wheel)) != Counter(map(_name, old)):
+            raise _unknown_way("requirements/cuda.txt", f"they differ in {', '.join(odd[:5])}")
+        # Upstream repackages a wheel without a new tree, to forbid a version that broke it, as
+        # build 2 of v0.23.0 does. A series that says less would let that version in again.
+        if not set(odd) <= set(new) ^ set(old):
+            raise SeriesError(
+                "the official wheel was repackaged with other requirements than its tree has, and "
+                "the series does not say the same",
+                where="requirements/cuda.txt",
+                details=(f"the wheel requires {', '.join(v for v in odd if v in wheel)}",
+                         f"the tree requires  {', '.join(v for v in odd if v in old)}"),
+                next_step="write what the wheel requires into requirements/*.txt: "
+                "python -m builder edit, then export",
+            )  # fmt: skip
     return _replaced(
         fields, lambda k, v: k == "Requires-Dist" and "extra ==" not in v,
         [("Requires-Dist", value) for value in new],
     )  # fmt: skip
+
+
+def _name(requirement: str) -> str:
+    from packaging.requirements import Requirement  # noqa: PLC0415
+
+    return Requirement(requirement).name
 
 
 def _normalised(values: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ from email import message_from_string
 import pytest
 
 from builder import metadata
-from builder.errors import BuilderError, UnfaithfulModeError
+from builder.errors import BuilderError, SeriesError, UnfaithfulModeError
 from tests.build.madeup import write
 
 VERSION = "9.1.0+glm5.1"
@@ -314,6 +314,33 @@ def test_requirements_that_do_not_come_from_the_files(built):
     assert caught.value.where == "requirements/cuda.txt"
     assert "setup-py" in caught.value.next_step
     metadata.patched_metadata(official, reader(TREE), reader(TREE), VERSION, "13.0")
+
+
+REPACKAGED = (
+    "Requires-Dist: fastapi[standard]>=0.115.0",
+    "Requires-Dist: fastapi[standard]<0.137,>=0.115.0",
+)
+CAPPED = change(
+    "requirements/common.txt",
+    "fastapi[standard] >= 0.115.0",
+    "fastapi[standard] >= 0.115.0, < 0.137",
+)
+
+
+def test_a_repackaged_wheel_keeps_what_it_forbids(built):
+    """Build 2 of vLLM 0.23.0 forbids a fastapi that its tree allows."""
+    official = built["before 0"].metadata.replace(*REPACKAGED)
+    assert official != built["before 0"].metadata
+    other = change("requirements/cuda.txt", "torch==2.11.0", "torch==2.11.1")
+    with pytest.raises(SeriesError, match="repackaged") as caught:
+        metadata.patched_metadata(official, reader(TREE), reader(TREE | other), VERSION, "13.0")
+    assert "fastapi[standard]<0.137,>=0.115.0" in caught.value.details[0]
+    text = metadata.patched_metadata(
+        official, reader(TREE), reader(TREE | other | CAPPED), VERSION, "13.0"
+    )
+    required = metadata.parse(text).values("Requires-Dist")
+    assert "fastapi[standard]<0.137,>=0.115.0" in required
+    assert "torch==2.11.1" in required
 
 
 def test_a_field_that_does_not_come_from_the_project_table(built):
