@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# What concerns one release alone is tested with this one; each_release() is for the others too.
 TAG = "v0.20.2"
+TAGS = sorted(path.parent.name for path in ROOT.glob("patches/v*/series"))
+
+
+def each_release(metafunc):
+    """Run a test once for each release that has a series, if it needs one's tree or wheel."""
+    if "tag" in metafunc.fixturenames:
+        metafunc.parametrize("tag", TAGS, scope="session")
 
 
 def run_builder(*arguments, cwd=None, check=True, env=None, cache=None):

@@ -55,12 +55,18 @@ def network():
 
 
 @pytest.fixture(scope="session")
-def applied(network, cache):
+def tag():
+    """The release under test; tests.commands.each_release makes it each in turn."""
+    return TAG
+
+
+@pytest.fixture(scope="session")
+def applied(network, cache, tag):
     """The real series as commits on the real release."""
     from builder import pipeline
     from builder.locations import default_project
 
-    return pipeline.applied_series(TAG, default_project(), cache)[2]
+    return pipeline.applied_series(tag, default_project(), cache)[2]
 
 
 def _tree(applied, commit, cache):
@@ -115,19 +121,19 @@ def patched_tree(applied, cache):
 
 
 @pytest.fixture(scope="session")
-def official_wheel(network, cache):
+def official_wheel(network, cache, tag):
     from builder import fetch, pin
     from builder.locations import default_project
 
-    pinned = pin.load(default_project().pins, TAG)
+    pinned = pin.load(default_project().pins, tag)
     return fetch.fetch(pinned, pinned.wheel("x86_64"), cache)
 
 
 @pytest.fixture(scope="session")
-def built(network, tmp_path_factory):
+def built(network, tmp_path_factory, tag):
     """The real wheel, built by the main command: the parsed JSON result, index included."""
     out = tmp_path_factory.mktemp("dist")
-    return json.loads(run_builder("--tag", TAG, "--out", out, "--json").stdout)
+    return json.loads(run_builder("--tag", tag, "--out", out, "--json").stdout)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ class Table:
 def rewrite(sources: list[Path], targets: list[Path], place, metadata: dict | None = None) -> None:
     """Write the tensors of some files into other files.
 
-    `place(name, index)` chooses the target of a tensor. With several targets, each gets the keys
+    `place(name, index)` chooses the target of a tensor, None for no target. With several targets, each gets the keys
     that llama-gguf-split writes; `metadata` replaces values of the first file's keys.
     """
     import gguf
@@ -66,9 +66,8 @@ def rewrite(sources: list[Path], targets: list[Path], place, metadata: dict | No
         writer.add_uint16("split.count", len(targets))
         writer.add_int32("split.tensors.count", len(tensors))
     for index, tensor in enumerate(tensors):
-        writers[place(tensor.name, index)].add_tensor(
-            tensor.name, tensor.data, raw_dtype=tensor.tensor_type
-        )
+        if (target := place(tensor.name, index)) is not None:
+            writers[target].add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     for writer in writers:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

@@ -247,27 +247,6 @@ def test_config_that_lacks_a_field(field, files, config):
         plan(files["bf16"], other)
 
 
-@pytest.mark.parametrize("where", ["config", "types", "context"])
-def test_shared_indexers_are_refused(where, files, tmp_path, error, config):
-    import copy
-
-    path, other = files["bf16"], copy.deepcopy(config)
-    if where == "config":
-        other.indexer_types = ["full", "shared"]
-    elif where == "types":
-        path = tmp_path / "shared.gguf"
-        key = "glm-dsa.attention.indexer.types"
-        rewrite([files["bf16"]], [path], lambda name, index: 0, {key: [True, False]})
-    else:
-        path = tmp_path / "long.gguf"
-        table = Table(files["Q4_K_M"].read_bytes())
-        table.set_u32("glm-dsa.context_length", 1048576)
-        table.rename("glm-dsa.attention.indexer.types", "glm-dsa.attention.indexer.typex")
-        table.write(path)
-    with pytest.raises(error, match=r"GLM-5\.2.*0\.23\.0 is the first release"):
-        plan(path, other)
-
-
 def test_expert_parallelism_is_refused(files, config):
     with pytest.raises(ValueError, match=r"do not support expert parallelism: .*--enable-expert"):
         plan(files["bf16"], config, expert_parallel=True)

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import each_release
+
+pytest_generate_tests = each_release
 VERSION = "0.20.2+glm5.1"
 
 

@@ -56,7 +56,7 @@ json.dump(failed, open(sys.argv[1], "w"))
 
 
 def touched_modules() -> list[str]:
-    series = PATCHES / "v0.20.2" / "series"
+    series = PATCHES / os.environ["VLLM_GLM5_TAG"] / "series"
     names = set()
     for line in series.read_text().splitlines():
         if line.strip() and not line.startswith("#"):

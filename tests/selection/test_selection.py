@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 from jobs import NAME  # noqa: E402
-from table import table  # noqa: E402
+from table import join, split, table  # noqa: E402
 
 DOCS = HERE.parents[1] / "docs" / "selection.md"
 pytestmark = pytest.mark.timeout(600)
@@ -119,7 +119,10 @@ def test_indexer_switch(decided, card, has_kernels):
 
 
 def test_docs_say_what_is_selected(ours, upstreams):
-    text = table(ours, upstreams)
+    tag, selected = os.environ["VLLM_GLM5_TAG"], table(ours, upstreams)
+    written = split(DOCS.read_text())
     if os.environ.get("VLLM_GLM5_WRITE_DOCS"):
-        DOCS.write_text(text)
-    assert DOCS.read_text() == text
+        written[tag] = selected
+        DOCS.write_text(join(written))
+    assert written[tag] == selected
+    assert DOCS.read_text() == join(written)

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from tests.commands import ROOT
+from tests.commands import ROOT, each_release
 
 FILES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -19,12 +19,14 @@ FILES = sorted(
     for path in (ROOT / "tests" / folder).glob("test_*.py")
 )
 
+pytest_generate_tests = each_release
 pytestmark = [pytest.mark.upstream, pytest.mark.resolve, pytest.mark.timeout(2400)]
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_file(file, vllm_environment, patched_tree, base_tree, official_package, built):
+def test_file(file, tag, vllm_environment, patched_tree, base_tree, official_package, built):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "VLLM_GLM5_TAG": tag,
         "VLLM_GLM5_TREE": str(patched_tree),
         "VLLM_GLM5_BASE_TREE": str(base_tree),
         "VLLM_GLM5_OFFICIAL": str(official_package),
