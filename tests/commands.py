@@ -15,8 +15,11 @@ TAG = "v0.20.2"
 TAGS = sorted(path.parent.name for path in ROOT.glob("patches/v*/series"))
 
 
+EACH_RELEASE = pytest.mark.parametrize("tag", TAGS, scope="session")
+
+
 def each_release(metafunc):
-    """Run a test once for each release that has a series, if it needs one's tree or wheel."""
+    """As EACH_RELEASE, for the tests of a module or folder that need a release's tree or wheel."""
     if "tag" in metafunc.fixturenames:
         metafunc.parametrize("tag", TAGS, scope="session")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, TAG, run_builder
+from tests.commands import EACH_RELEASE, ROOT, TAG, run_builder
 
 pytestmark = [pytest.mark.upstream, pytest.mark.timeout(900)]
 
@@ -52,6 +52,7 @@ def test_the_first_readme_line_on_a_clean_clone_with_an_empty_cache(network, tmp
     assert "download vllm-0.20.2.tar.gz" in run.stderr
 
 
+@EACH_RELEASE
 def test_the_wheel_is_the_official_one_but_for_what_the_series_says(built, official_wheel):
     """Compared here without the tool's own audit: by zipfile alone."""
     with zipfile.ZipFile(official_wheel) as official, zipfile.ZipFile(built["wheel"]) as ours:
@@ -70,13 +71,14 @@ def test_a_second_run_changes_nothing_and_offline_works(built, tmp_path):
     assert "download" not in again.stderr
 
 
-def test_setup_py_gives_the_same_wheel(built, tmp_path, cache):
+@EACH_RELEASE
+def test_setup_py_gives_the_same_wheel(built, tag, tmp_path, cache):
     fresh = _cache_without_wheels(cache, tmp_path / "cache")
     if cache.environments.is_dir():
         (fresh / "environments").symlink_to(cache.environments)
     mode = ("--mode", "setup-py")
     cross = json.loads(
-        run_builder("--tag", TAG, *mode, "--out", tmp_path / "d", "--json", cache=fresh).stdout
+        run_builder("--tag", tag, *mode, "--out", tmp_path / "d", "--json", cache=fresh).stdout
     )
     assert not cross["staged"], "a cross-check must not be staged"
     assert cross["sha256"] == built["sha256"]
@@ -189,6 +191,8 @@ def test_verify_names_a_tampered_member(built, tmp_path):
     assert "Traceback" not in refused.stderr
 
 
-def test_the_series_is_what_an_export_writes_and_passes_the_lint(network):
-    assert run_builder("export", "--check", "--tag", TAG).returncode == 0
-    assert run_builder("series", "--tag", TAG).returncode == 0
+@EACH_RELEASE
+def test_the_series_is_what_an_export_writes_and_passes_the_lint(network, tag):
+    assert run_builder("export", "--check", "--tag", tag).returncode == 0
+    assert run_builder("series", "--tag", tag).returncode == 0
+    assert run_builder("contracts", "--tag", tag).returncode == 0
