@@ -167,7 +167,10 @@ def edit_command(
 @app.command("export")
 def export_command(
     tag: Tag,
-    worktree: Annotated[Path | None, typer.Option(help="Default: ./vllm-TAG.")] = None,
+    worktree: Annotated[
+        Path | None,
+        typer.Option(help="Default: ./vllm-TAG; with --check the files' own commits."),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; fail where the files would change.")
     ] = False,
@@ -191,7 +194,7 @@ def export_command(
             if not plan.is_noop:
                 export.write_export(plan)
     if check:
-        export.check_export(plan)
+        export.check_export(plan, folder)
         typer.echo(f"{tag}: {len(plan.patches)} patches are what an export writes")
     elif plan.is_noop:
         typer.echo(f"{tag}: nothing changed")

@@ -6,6 +6,7 @@ Edit and export are inverses: what was not changed keeps its bytes and its file 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -126,18 +127,26 @@ def write_export(export: Export) -> None:
     )
 
 
-def check_export(export: Export) -> None:
+def check_export(export: Export, worktree: Path | None = None) -> None:
     """Refuse files that are not what an export writes (the gate that CI runs).
 
+    :param worktree: whose commits were exported; None for those of the files themselves.
     :raises ExportMismatchError: naming them.
     """
     if not export.is_noop:
+        command = shlex.join(["python", "-m", "builder", "export", "--tag", export.series.tag])
+        why, next_step = (
+            "somebody edited them by hand",
+            f"python -m builder edit --tag {export.series.tag}, then {command}",
+        )
+        if worktree is not None:
+            why = f"{worktree} has other commits"
+            next_step = f"{command} --worktree {shlex.quote(str(worktree))}"
         raise ExportMismatchError(
-            "the patch files are not what an export writes: somebody edited them by hand",
+            f"the patch files are not what an export writes: {why}",
             where=str(export.series.folder),
             details=(*export.written, *(f"{line} (would go)" for line in export.removed)),
-            next_step=f"python -m builder edit --tag {export.series.tag}, then python -m builder "
-            f"export --tag {export.series.tag}",
+            next_step=next_step,
         )
 
 

@@ -730,6 +730,10 @@ def test_the_commands_end_with_their_codes(work):
     failed = fork.run("export", "--tag", TAG, "--check", code=22)
     assert "0001-Core-One-gr-er.patch" in failed.stderr
     assert "0002-Core-Two.patch" not in failed.stderr
+    assert "by hand" in failed.stderr
+    failed = fork.run("export", "--tag", TAG, "--check", "--worktree", work.folder, code=22)
+    assert "has other commits" in failed.stderr
+    assert f"--worktree {work.folder}" in failed.stderr
     work.user.commit(
         NEW, message("[Core] Start", body=f"{REASON}\n---\nhidden\n", trailers=TRAILERS)
     )
