@@ -22,6 +22,7 @@ def each_release(metafunc):
     """As EACH_RELEASE, for the tests of a module or folder that need a release's tree or wheel."""
     if "tag" in metafunc.fixturenames:
         metafunc.parametrize("tag", TAGS, scope="session")
+        metafunc.has_tag = True
 
 
 def run_builder(*arguments, cwd=None, check=True, env=None, cache=None):

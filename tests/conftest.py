@@ -54,10 +54,19 @@ def network():
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
-def tag():
-    """The release under test; tests.commands.each_release makes it each in turn."""
-    return TAG
+def pytest_generate_tests(metafunc):
+    """Give TAG to the tests that tests.commands.each_release did not give each release in turn.
+
+    Always as a parameter: what was made for one release is kept for another where `tag` is a
+    fixture for some tests and a parameter for others.
+    """
+    given = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    marked = any(
+        "tag" in ([name.strip() for name in names.split(",")] if isinstance(names, str) else names)
+        for names in given
+    )
+    if "tag" in metafunc.fixturenames and not marked and not hasattr(metafunc, "has_tag"):
+        metafunc.parametrize("tag", [TAG], scope="session")
 
 
 @pytest.fixture(scope="session")
