@@ -101,7 +101,7 @@ def test_setup_py_is_what_upstreams_own_build_makes(make_user, upstream, tmp_pat
     assert ours.keys() - {n.replace(old, info) for n in official} == {
         "vllm/models/glm.py", "vllm/new/__init__.py", "vllm/new/a.py", "vllm_extra/__init__.py",
         "vllm/templates/glm.jinja", "vllm/data/x.json", "vllm/utils/new.sh",
-        "vllm/models/llama2.py", f"{info}/sboms/vllm-glm5.cdx.json",
+        "vllm/models/llama2.py", "vllm/a.b/x.txt", "vllm/CVS/y.py", f"{info}/sboms/vllm-glm5.cdx.json",
     }  # fmt: skip
     assert ours["vllm/utils/new.sh"] == (b"#!/bin/sh\nexit 1\n", 0o755)
     assert ours["vllm/utils/run.sh"][1] & 0o111

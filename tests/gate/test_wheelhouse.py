@@ -32,7 +32,7 @@ def indexes(dependencies, tmp_path_factory, network):
     """Variables for an index that has the made-up dependencies, beside the real one."""
     root = tmp_path_factory.mktemp("index")
     for wheel in dependencies.glob("*.whl"):
-        index.publish(root, wheel, channel=index.STABLE)
+        index.publish(root, wheel, channel=index.STAGING)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args):
@@ -41,7 +41,7 @@ def indexes(dependencies, tmp_path_factory, network):
     handler = functools.partial(Quiet, directory=str(root))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield {"PIP_EXTRA_INDEX_URL": f"http://127.0.0.1:{server.server_port}/simple/"}
+        yield {"PIP_EXTRA_INDEX_URL": f"http://127.0.0.1:{server.server_port}/staging/simple/"}
         server.shutdown()
 
 

@@ -68,7 +68,7 @@ def test_each_way_in_a_process_of_its_own(tested, tool, pypiserver, tmp_path, wa
     lines = set()
     with tool.start(*tested, pypiserver, **variables) as process:
         while process.poll() is None:
-            lines |= {p.read_bytes() for p in commands_below(process.pid)}
+            lines.update(commands_below(process.pid))
             time.sleep(0.01)
         output, error = process.communicate()
     assert process.returncode == 0, error
@@ -81,13 +81,17 @@ def test_each_way_in_a_process_of_its_own(tested, tool, pypiserver, tmp_path, wa
         assert (tmp_path / "asked").read_text().splitlines()[0] == pypiserver
 
 
-def commands_below(pid):
-    children = Path(f"/proc/{pid}/task/{pid}/children")
+def read(path):
     try:
-        found = [pid, *map(int, children.read_text().split())]
-        return [p for p in (Path(f"/proc/{each}/cmdline") for each in found) if p.exists()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+        return b""
+
+
+def commands_below(pid):
+    """The command lines of a process and its children, as they are now."""
+    children = read(Path(f"/proc/{pid}/task/{pid}/children")).split()
+    return [read(Path(f"/proc/{each}/cmdline")) for each in [pid, *map(int, children)]]
 
 
 def test_credentials_in_the_url_are_refused(tested, tool, pypiserver):
