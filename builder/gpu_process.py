@@ -155,23 +155,31 @@ class Process:
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         lines = _Lines(self.events)
         self._rest(OUTSIDE_LIMIT)
-        while True:
-            code = process.poll()  # first: what it wrote before its end is read after it
+        try:
+            while self._goes_on(process, lines):
+                time.sleep(_POLL)
+        except KeyboardInterrupt:  # what it wrote until then counts
             for event in lines.new():
                 self._take(event)
-            if code is not None:
-                self._ended(code)
-                return
-            now = time.monotonic()
-            if now > self.deadline:
-                self._hangs(process)
-                return
-            if self.progress.stop.is_set():
-                return
-            if self.running and now - self.last_word > HEARTBEAT:
-                self.last_word = now
-                say(f"      {self.running}: {now - self.began:.0f} of at most {self.limit:.0f} s")
-            time.sleep(_POLL)
+            raise
+
+    def _goes_on(self, process: subprocess.Popen[bytes], lines: _Lines) -> bool:
+        code = process.poll()  # first: what it wrote before its end is read after it
+        for event in lines.new():
+            self._take(event)
+        if code is not None:
+            self._ended(code)
+            return False
+        now = time.monotonic()
+        if now > self.deadline:
+            self._hangs(process)
+            return False
+        if self.progress.stop.is_set():
+            return False
+        if self.running and now - self.last_word > HEARTBEAT:
+            self.last_word = now
+            say(f"      {self.running}: {now - self.began:.0f} of at most {self.limit:.0f} s")
+        return True
 
     def _rest(self, limit: float) -> None:
         self.limit = limit
