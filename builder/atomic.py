@@ -163,6 +163,11 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def copy(source: Path, target: Path) -> None:
+    with replacing(target) as file, source.open("rb") as original:
+        shutil.copyfileobj(original, file, 1 << 20)
+
+
 def clear_up(parent: Path) -> None:
     """Remove the scratch folders in ``parent`` whose owners died."""
     _remove_dead(parent.glob(f"{PREFIX}*.lock"))

@@ -19,7 +19,7 @@ from builder.pip_configuration import pip_configuration
 
 if TYPE_CHECKING:
     import requests
-    from pypi_simple import DistributionPackage
+    from pypi_simple import ProjectPage
 
 ATTEMPTS = 4  # connections tried for one request before the index counts as unreachable
 
@@ -100,16 +100,14 @@ def _unreachable(url: str, error: Exception) -> PackageIndexError:
     )
 
 
-def release_files(project: str, version: str, settings: IndexSettings) -> list[ReleaseFile]:
-    """Return the files of one release, from the first index that has the project.
+def _project_pages(project: str, settings: IndexSettings) -> Iterator[tuple[str, ProjectPage]]:
+    """Give the page of each index that has the project, with the index's URL.
 
-    :raises PackageIndexError: no index answers, or none has that release.
+    :raises PackageIndexError: an index does not answer.
     """
     import requests  # noqa: PLC0415 - slow to import
-    from packaging.version import Version  # noqa: PLC0415
     from pypi_simple import NoSuchProjectError, PyPISimple  # noqa: PLC0415
 
-    found: list[DistributionPackage] = []
     for url in settings.urls:
         with _session(settings) as session, PyPISimple(url, session=session) as client:
             try:
@@ -118,29 +116,35 @@ def release_files(project: str, version: str, settings: IndexSettings) -> list[R
                 continue
             except (requests.RequestException, ValueError) as error:
                 raise _unreachable(url, error) from error
-        found = [
-            package
+        yield url, page
+
+
+def release_files(project: str, version: str, settings: IndexSettings) -> list[ReleaseFile]:
+    """Return the files of one release, from the first index that has the project.
+
+    :raises PackageIndexError: no index answers, or none has that release.
+    """
+    from packaging.version import Version  # noqa: PLC0415 - slow to import
+
+    for url, page in _project_pages(project, settings):
+        files = [
+            ReleaseFile(
+                name=package.filename,
+                url=_with_credentials(package.url, url),
+                sha256=package.digests.get("sha256"),
+                size=package.size,
+                requires_python=package.requires_python,
+            )
             for package in page.packages
             if package.version and _is_version(package.version, Version(version))
         ]
-        if found:
-            break
-    else:
-        raise PackageIndexError(
-            f"no index has {project} {version}",
-            where=", ".join(redacted(url) for url in settings.urls),
-            next_step=f"check the version with: python -m pip index versions {project}",
-        )
-    return [
-        ReleaseFile(
-            name=package.filename,
-            url=_with_credentials(package.url, url),
-            sha256=package.digests.get("sha256"),
-            size=package.size,
-            requires_python=package.requires_python,
-        )
-        for package in found
-    ]
+        if files:
+            return files
+    raise PackageIndexError(
+        f"no index has {project} {version}",
+        where=", ".join(redacted(url) for url in settings.urls),
+        next_step=f"check the version with: python -m pip index versions {project}",
+    )
 
 
 def project_versions(project: str, settings: IndexSettings) -> list[str]:
@@ -148,17 +152,7 @@ def project_versions(project: str, settings: IndexSettings) -> list[str]:
 
     :raises PackageIndexError: no index answers, or none has the project.
     """
-    import requests  # noqa: PLC0415 - slow to import
-    from pypi_simple import NoSuchProjectError, PyPISimple  # noqa: PLC0415
-
-    for url in settings.urls:
-        with _session(settings) as session, PyPISimple(url, session=session) as client:
-            try:
-                page = client.get_project_page(project, timeout=settings.timeout)
-            except NoSuchProjectError:
-                continue
-            except (requests.RequestException, ValueError) as error:
-                raise _unreachable(url, error) from error
+    for _, page in _project_pages(project, settings):
         # A yanked release is none that a fork should follow.
         return sorted({p.version for p in page.packages if p.version and not p.is_yanked})
     raise PackageIndexError(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -256,8 +255,7 @@ def _deliver(cached: Path, target: Path, sha256: str) -> Path:
         with suppress(OSError):
             os.link(cached, target)
             return target
-        with atomic.replacing(target) as copy, cached.open("rb") as wheel:
-            shutil.copyfileobj(wheel, copy, 1 << 20)
+        atomic.copy(cached, target)
     return target
 
 

@@ -185,8 +185,7 @@ def _target(wheel: Path) -> tuple[str, str, tuple[str, int]]:
 
 def _copy_wheel(wheel: Path, target: Path) -> str:
     if not target.exists() or sha256_of(target) != sha256_of(wheel):
-        with atomic.replacing(target) as copy, wheel.open("rb") as source:
-            shutil.copyfileobj(source, copy, 1 << 20)
+        atomic.copy(wheel, target)
     return sha256_of(target)
 
 

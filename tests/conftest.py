@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,17 @@ def cache():
     from builder.locations import default_cache
 
     return default_cache()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A folder in memory where there is one: git waits for the disk at each commit."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path_factory.mktemp("memory")
+        return
+    with tempfile.TemporaryDirectory(prefix="vllm-glm5-tests-", dir=memory) as name:
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

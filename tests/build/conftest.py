@@ -162,6 +162,36 @@ def plain_sha256(_server, upstream, pin_files, tmp_path_factory):
     return User(project, folder / "cache", folder, _server.url).build()["sha256"]
 
 
+@pytest.fixture(scope="session")
+def build_wheel(_server, upstream, pin_files):
+    """A function that builds a series in a folder: its user, and the wheel's bytes."""
+
+    def build(folder: Path, patches=madeup.SERIES) -> tuple[User, bytes]:
+        _server.reset()
+        project = madeup.make_project(folder / "project", upstream, pin_files[madeup.TAG], patches)
+        user = User(project, folder / "cache", folder, _server.url)
+        return user, Path(user.build()["wheel"]).read_bytes()
+
+    return build
+
+
+@pytest.fixture
+def verify(built, tmp_path, monkeypatch):
+    """verify() of some bytes against the project of the module's ``built``."""
+    from builder import pipeline
+    from builder.locations import Cache, Project
+
+    user, _ = built
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")  # everything is in the cache
+
+    def check(data: bytes, name: str = madeup.WHEEL_NAME):
+        path = tmp_path / name
+        path.write_bytes(data)
+        return pipeline.verify(path, Project(user.project), Cache(user.cache))[0]
+
+    return check
+
+
 @pytest.fixture
 def user(make_user):
     return make_user()

@@ -28,6 +28,7 @@ from builder.export import FORMAT_PATCH, slug
 from builder.locations import Project
 from builder.repository import IDENTITY
 
+WHEEL_NAME = "vllm_glm5-9.1.0+glm5.1-cp38-abi3-manylinux_2_35_x86_64.whl"  # what TAG's build makes
 TAG = "v9.1.0"  # made by setuptools, official wheels with precompiled extensions, CUDA 13.0
 SOURCE_TAG = "v9.2.0"  # the same without CUDA, so that it can be compiled anywhere
 DATE = "Thu, 01 Oct 2026 12:00:00 +0000"

@@ -7,17 +7,15 @@ import struct
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-from builder import audit, pipeline
+from builder import audit
 from builder.errors import AuditError
-from builder.locations import Cache, Project
 from tests.build import madeup
+from tests.build.madeup import WHEEL_NAME as NAME
 
 INFO = "vllm_glm5-9.1.0+glm5.1.dist-info"
-NAME = "vllm_glm5-9.1.0+glm5.1-cp38-abi3-manylinux_2_35_x86_64.whl"
 
 SERIES = [
     *madeup.SERIES,
@@ -27,29 +25,9 @@ SERIES = [
 
 
 @pytest.fixture(scope="module")
-def built(_server, upstream, pin_files, tmp_path_factory):
-    """An honest wheel, and verify() against the project that it was built from."""
-    from tests.build.conftest import User
-
-    _server.reset()
-    folder = tmp_path_factory.mktemp("audit")
-    project = madeup.make_project(folder / "project", upstream, pin_files[madeup.TAG], SERIES)
-    user = User(project, folder / "cache", folder, _server.url)
-    wheel = Path(user.build()["wheel"])
-    return user, wheel.read_bytes()
-
-
-@pytest.fixture
-def verify(built, tmp_path, monkeypatch):
-    user, _ = built
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")  # everything is in the cache
-
-    def check(data: bytes, name: str = NAME):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return pipeline.verify(path, Project(user.project), Cache(user.cache))[0]
-
-    return check
+def built(build_wheel, tmp_path_factory):
+    """The user of an honest wheel, and its bytes."""
+    return build_wheel(tmp_path_factory.mktemp("audit"), SERIES)
 
 
 def text(data, member, old, new):

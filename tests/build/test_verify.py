@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.build import madeup
+from tests.build.madeup import WHEEL_NAME as NAME
 
 INFO = "vllm_glm5-9.1.0+glm5.1.dist-info"
-NAME = "vllm_glm5-9.1.0+glm5.1-cp38-abi3-manylinux_2_35_x86_64.whl"
 RECORD = f"{INFO}/RECORD"
 METADATA = f"{INFO}/METADATA"
 CORE = "vllm/engine.py"
@@ -126,31 +126,8 @@ CHANGED = {
 
 
 @pytest.fixture(scope="module")
-def built(_server, upstream, pin_files, tmp_path_factory):
-    from tests.build.conftest import User
-
-    _server.reset()
-    folder = tmp_path_factory.mktemp("verify")
-    project = madeup.make_project(folder / "project", upstream, pin_files[madeup.TAG])
-    user = User(project, folder / "cache", folder, _server.url)
-    wheel = Path(user.build()["wheel"])
-    return user, wheel.read_bytes()
-
-
-@pytest.fixture
-def verify(built, tmp_path, monkeypatch):
-    from builder import pipeline
-    from builder.locations import Cache, Project
-
-    user, _ = built
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")  # everything is in the cache
-
-    def check(data: bytes, name: str = NAME):
-        path = tmp_path / name
-        path.write_bytes(data)
-        return pipeline.verify(path, Project(user.project), Cache(user.cache))[0]
-
-    return check
+def built(build_wheel, tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("verify"))
 
 
 @pytest.mark.parametrize("what", CHANGED)

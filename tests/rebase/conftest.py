@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,17 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.rebase.moving import Moving
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """A folder in memory where there is one: git waits for the disk at each commit."""
-    memory = Path("/dev/shm")
-    if not os.access(memory, os.W_OK):
-        yield tmp_path_factory.mktemp("rebase")
-        return
-    with tempfile.TemporaryDirectory(prefix="vllm-glm5-tests-", dir=memory) as name:
-        yield Path(name)
 
 
 @pytest.fixture
