@@ -91,20 +91,30 @@ def apply_series(source: SourceTree, paths: tuple[Path, ...], cache: Cache) -> A
     repository = source.repository
     with atomic.exclusive(record, f"the series {source.tag}"):
         if known := _recorded(record, repository, source):
+            if (repository.folder / "worktrees").exists():
+                _forget_dead_trees(repository)
             return known
         say(f"apply: {len(paths)} patches on {source.tag}")
         patches = read_patches(paths, cache)
         try:
             with atomic.scratch_folder(cache.work) as scratch:
                 applied = _apply(repository, source, patches, scratch)
-        finally:  # git's record of the work tree, this one's and those of killed runs
-            repository.attempt("worktree", "prune", "--expire=now")
+        finally:
+            _forget_dead_trees(repository)
         head = applied[-1].commit if applied else source.commit
         repository.run("update-ref", f"refs/series/{key}", head)  # keeps the commits from gc
         result = AppliedSeries(repository, source.tag, source.commit, head, tuple(applied))
         stored = {"head": head, "patches": [asdict(patch) for patch in applied]}
         atomic.write_text(record, json.dumps(stored, indent=1))
     return result
+
+
+def _forget_dead_trees(repository: Git) -> None:
+    """Drop git's records of work trees that are gone: of this run, and of killed ones.
+
+    A git that outlives its killed parent writes one after the next run has applied the series.
+    """
+    repository.attempt("worktree", "prune", "--expire=now")
 
 
 def _recorded(record: Path, repository: Git, source: SourceTree) -> AppliedSeries | None:

@@ -312,6 +312,18 @@ def test_a_killed_run_does_no_harm(fork, series, delay):
     assert fork.leftovers() == []
 
 
+def test_a_git_that_outlived_its_run_leaves_nothing_for_long(fork, series):
+    """Its record of a work tree comes after the next run has applied the series, and pruned."""
+    fork.put(series)
+    applied = fork.apply()
+    tree = fork.root / "tree"
+    applied.repository.run("worktree", "add", "--detach", "--no-checkout", str(tree), applied.head)
+    shutil.rmtree(tree)
+    assert fork.leftovers() != []
+    assert ids(fork.apply()) == ids(applied)
+    assert fork.leftovers() == []
+
+
 def test_a_message_keeps_what_a_mail_reader_would_cut(fork, developer):
     body = (
         "One line, then a scissors line:\n\n-- >8 --\n\n> quoted\n>From a line\n    From: indented\n"
