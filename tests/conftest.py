@@ -176,7 +176,6 @@ def vllm_environment(built, cache):
     python = folder / "bin" / "python"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "UV_DEFAULT_INDEX": package_index.pip_settings().urls[0],
-        "UV_CACHE_DIR": str(cache.root / "test-environments" / "uv"),
         "UV_NATIVE_TLS": "1",
     }
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--python", str(python)]
