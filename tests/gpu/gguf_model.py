@@ -62,6 +62,8 @@ CONFIG = {
     "vocab_size": 512,
 }
 
+LARGE = 1 << 24  # elements
+
 
 def shapes(config: dict) -> dict[str, tuple[tuple[int, ...], float]]:
     """GGUF tensor name to shape (torch's order) and standard deviation; 0 stands for a norm."""
@@ -156,6 +158,14 @@ def q6_k_blocks(rng, shape: tuple[int, ...], std: float) -> np.ndarray:
     return blocks.reshape(*shape[:-1], -1)
 
 
+def q8_0_blocks(rng, shape: tuple[int, ...], std: float) -> np.ndarray:
+    """Valid Q8_0 data of random quants, uint8: w = d*q. For tensors too large to quantize."""
+    count = int(np.prod(shape)) // 32
+    quants = rng.integers(0, 256, (count, 32), dtype=np.uint8)
+    d = np.full((count, 1), std / 73.9, np.float16)  # of 256 equally likely quants
+    return np.concatenate([d.view(np.uint8), quants], axis=1).reshape(*shape[:-1], -1)
+
+
 def encode(name: str, shape, std: float, kind: str, rng):
     """The data of one tensor and its ggml type (None: as numpy says)."""
     import gguf
@@ -174,6 +184,8 @@ def encode(name: str, shape, std: float, kind: str, rng):
         kind = "Q5_0"
     if name.endswith("indexer.proj.weight"):
         kind = "F32"
+    if kind == "Q8_0" and np.prod(shape) > LARGE:
+        return q8_0_blocks(rng, shape, std), types.Q8_0
     data = (std * rng.standard_normal(shape)).astype(np.float32)
     if kind == "F32":
         return data, None

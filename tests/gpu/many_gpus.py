@@ -1,0 +1,76 @@
+"""One engine over several GPUs: `python many_gpus.py JOB.json OUT.npz`.
+
+JOB: `engine` (arguments of vllm.LLM), `tokens` (one prompt whose logits are wanted), `throughput`
+(requests, prompt tokens, new tokens). OUT: `score` [tokens, vocabulary], log-probabilities in
+float32, and the JSON string `facts`, with what each rank's process read and held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+
+def process_facts(_worker) -> dict[str, float]:
+    """Runs in each rank's process: GiB that it read by calls, and the most that it held (VmHWM)."""
+    import pathlib
+
+    def value(file: str, key: str) -> int:
+        lines = pathlib.Path(f"/proc/self/{file}").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(key))
+
+    return {
+        "read_gib": value("io", "rchar:") / 2**30,
+        "peak_host_gib": value("status", "VmHWM:") / 2**20,
+    }
+
+
+def decode_rate(llm, requests: int, prompt: int, new: int) -> float:
+    """New tokens a second of a batch, prefill left out: two runs of different length."""
+    import vllm
+
+    vocab = llm.llm_engine.model_config.get_vocab_size()
+    rng = np.random.default_rng(3)
+    prompts = [
+        {"prompt_token_ids": rng.integers(2, vocab, prompt).tolist()} for _ in range(requests)
+    ]
+    seconds = []
+    for count in (1, 1, new):  # the first warms up
+        params = vllm.SamplingParams(
+            temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False
+        )
+        began = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        seconds.append(time.perf_counter() - began)
+    return requests * (new - 1) / (seconds[2] - seconds[1])
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # collective_rpc takes a function only with it; nothing but this script talks to the workers.
+    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    import vllm
+    from gguf_engine import table
+
+    began = time.perf_counter()
+    llm = vllm.LLM(**job["engine"])
+    facts = {"ready_s": round(time.perf_counter() - began, 1)}
+    facts["ranks"] = llm.collective_rpc(process_facts)
+    vocab = llm.llm_engine.model_config.get_vocab_size()
+    params = vllm.SamplingParams(
+        max_tokens=1, temperature=0.0, prompt_logprobs=vocab, flat_logprobs=True, detokenize=False
+    )
+    (result,) = llm.generate([{"prompt_token_ids": job["tokens"]}], params, use_tqdm=False)
+    facts["decode_tokens_per_s"] = decode_rate(llm, *job["throughput"])
+    np.savez(sys.argv[2], score=table(result.prompt_logprobs, vocab)[1:], facts=json.dumps(facts))
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""GLM-5's own per-layer dimensions over every GPU of the machine, from GGUF shards.
+
+Takes as many GPUs as it finds: TP=2, 4 and 8 where there are so many. Our backend and indexer are
+forced, 64 heads are cut to 32, 16 and 8 a rank. Needs 30 GB of disk and as much GPU memory on one
+card for TP=1, which is the oracle here: the file's numbers themselves are test_gguf_logits.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import gguf_model
+import numpy as np
+import pytest
+from gguf_suite import call, relative_l2, top1
+
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(900)]
+
+CONFIG = gguf_model.CONFIG | {
+    "first_k_dense_replace": 1,
+    "hidden_size": 6144,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": 2048,
+    "vocab_size": 2048,
+}
+KINDS = {"Q8_0": 0.06, "Q4_K": 0.10}
+PROMPT = 2304  # past index_topk
+# The cut through ffn_down_exps goes through rows that are less than a page: a rank reads them all.
+MOST_READ = {2: 0.75, 4: 0.65, 8: 0.60}
+
+
+def sizes() -> list[int]:
+    try:
+        import torch
+    except ImportError:
+        return []
+    return [size for size in (2, 4, 8) if size <= torch.cuda.device_count()]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request, tmp_path_factory):
+    """The kind, the first shard and the bytes of all."""
+    if not sizes():
+        pytest.skip("needs two GPUs")
+    folder = tmp_path_factory.mktemp(f"real-{request.param}")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    gguf_model.write_gguf(folder / "real.gguf", CONFIG, request.param, per_shard=16)
+    shards = sorted(folder.glob("*.gguf"))
+    assert len(shards) > 1
+    yield request.param, shards[0], sum(shard.stat().st_size for shard in shards)
+    for shard in shards:  # tens of gigabytes
+        shard.unlink()
+
+
+@pytest.fixture(scope="module")
+def at(model, tmp_path_factory, record_figure):
+    """Run the model at a tensor parallel size, once: its log-probabilities, facts and log."""
+    kind, shard, _ = model
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+
+    def run(size: int):
+        if size in done:
+            return done[size]
+        engine = {
+            "model": str(shard),
+            "tensor_parallel_size": size,
+            "skip_tokenizer_init": True,
+            "dtype": "bfloat16",
+            "attention_backend": "TRITON_MLA_SPARSE",
+            "max_model_len": 4096,
+            "max_num_batched_tokens": 4096,
+            "max_num_seqs": 64,
+            "max_logprobs": -1,
+            "kv_cache_memory_bytes": 4 << 30,
+            "gpu_memory_utilization": 0.3,
+            "moe_backend": "triton",
+            "seed": 0,
+            "compilation_config": {"cudagraph_capture_sizes": [1, 8, 64]},
+        }
+        tokens = np.random.default_rng(5).integers(2, CONFIG["vocab_size"], PROMPT).tolist()
+        job, out = folder / f"{size}.json", folder / f"{size}.npz"
+        job.write_text(json.dumps({"engine": engine, "tokens": tokens, "throughput": [64, 64, 65]}))
+        log = call("many_gpus.py", job, out, limit=420)
+        arrays = np.load(out)
+        facts = json.loads(str(arrays["facts"]))
+        name = f"real dimensions {kind} TP={size}"
+        for key in ("ready_s", "decode_tokens_per_s"):
+            record_figure(f"{name} {key}", facts[key])
+        for key in ("read_gib", "peak_host_gib"):
+            values = [round(rank[key], 2) for rank in facts["ranks"]]
+            record_figure(f"{name} {key} by rank", str(values))
+        loads = [float(s) for s in re.findall(r"Loaded \d+ tensors of .* in ([\d.]+) s\.", log)]
+        record_figure(f"{name} load_s by rank", str(loads))
+        done[size] = arrays["score"], facts, log
+        return done[size]
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def our_indexer(monkeypatch):
+    monkeypatch.setenv("VLLM_SPARSE_INDEXER_BACKEND", "triton")
+
+
+@pytest.mark.parametrize("size", sizes() or [2])
+def test_each_size_computes_what_one_card_does(size, model, at, record_figure):
+    kind, _, file_bytes = model
+    alone, _, _ = at(1)
+    ours, facts, log = at(size)
+    assert "TRITON_MLA_SPARSE" in log
+    distance = relative_l2(ours, alone)
+    record_figure(f"real dimensions {kind} TP={size} against TP=1 relative L2", distance)
+    record_figure(f"real dimensions {kind} TP={size} against TP=1 top-1", top1(ours, alone))
+    assert distance < KINDS[kind]
+    # Ranks that computed the same would pass too: each must have read a part, not the whole.
+    assert len(facts["ranks"]) == size
+    for rank in facts["ranks"]:
+        assert rank["read_gib"] < MOST_READ[size] * file_bytes / 2**30
+        assert rank["peak_host_gib"] < file_bytes / 2**30
+
+
+def test_another_prompt_is_far_away(model, at):
+    """The negative control of the distance above: rows of the same run, one position off."""
+    alone, _, _ = at(1)
+    assert relative_l2(alone[1:], alone[:-1]) > 3 * KINDS[model[0]]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def post(url: str, body: dict, limit: float) -> str:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=limit) as answer:
+            return f"{answer.status} {answer.read().decode()}"
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read().decode()}"
+    except OSError as error:
+        return f"{type(error).__name__} {error}"
+
+
+def test_a_killed_rank_ends_the_server(gguf_models, tmp_path):
+    """An error and an end within a minute, for the request under way as for the process."""
+    import psutil
+
+    size = max(sizes(), default=0)
+    if not size:
+        pytest.skip("needs two GPUs")
+    port, log = free_port(), tmp_path / "server.log"
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve",
+        str(gguf_models.file("q8_0")), "--hf-config-path", str(gguf_models.config_folder),
+        "--tensor-parallel-size", str(min(size, 8)), "--tokens-only", "--skip-tokenizer-init",
+        "--attention-backend", "TRITON_MLA_SPARSE", "--moe-backend", "triton",
+        "--max-model-len", "4352", "--kv-cache-memory-bytes", str(4 << 30),
+        "--gpu-memory-utilization", "0.1", "--enforce-eager",
+        "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as file:
+        server = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 180
+        while server.poll() is None and time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                    assert answer.status == 200
+                break
+            except OSError:
+                time.sleep(1)
+        else:
+            pytest.fail(f"the server did not start:\n{log.read_text()[-3000:]}", pytrace=False)
+
+        def body(count: int) -> dict:
+            sampling = {"temperature": 0.0, "max_tokens": count, "ignore_eos": True}
+            return {"token_ids": gguf_models.tokens(64), "sampling_params": sampling}
+
+        # Without it, an endpoint that refuses everything would look like a request that failed.
+        assert post(f"{url}/inference/v1/generate", body(4), 60).startswith("200 ")
+        answers: list[str] = []
+        client = threading.Thread(
+            target=lambda: answers.append(post(f"{url}/inference/v1/generate", body(4096), 120)),
+            daemon=True,
+        )
+        client.start()
+        time.sleep(1)
+        assert not answers, "the long request ended before the rank was killed"
+        ranks = [
+            process
+            for process in psutil.Process(server.pid).children(recursive=True)
+            if "Worker_TP1" in " ".join(process.cmdline())
+        ]
+        assert len(ranks) == 1, [
+            process.cmdline() for process in psutil.Process(server.pid).children(recursive=True)
+        ]
+        ranks[0].kill()
+        assert server.wait(60) != 0
+        client.join(30)
+        assert answers, "the client still waits"
+        assert not answers[0].startswith("200 "), answers[0][:300]
+        assert "died" in log.read_text()
+    finally:
+        with_children = server.poll() is None
+        if with_children:
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait(30)
