@@ -1,0 +1,248 @@
+"""The whole engine at GLM-5's own dimensions: tokens a second, time to first token, where it goes.
+
+    python benchmarks/engine.py [--json FILE] [--backends A,B] [--contexts 4096,32768]
+                                [--batches 1,8,64,256] [--tokens 4000000] [--trace]
+
+Needs one GPU with about 120 GB and an environment with the built wheel. One engine a backend, in a
+process of its own: random weights in bfloat16, one dense layer and two of 256 experts, so that a
+layer's share is that of the real model and only the head's is too large (the vocabulary is cut for
+that). TRITON_MLA_SPARSE has its own indexer, FLASHMLA_SPARSE has DeepGEMM. A cell prefills every
+request for real: a shared prefix would keep the rows that attention gathers in the L2 cache. Cells
+of more than --tokens prompt tokens, or than the KV cache holds, are left out and say so.
+
+--trace adds to each cell what the kernels of one decode step took, by part of a layer.
+"""
+
+# ruff: noqa: PLC0415
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+INDEXERS = {"TRITON_MLA_SPARSE": "triton", "FLASHMLA_SPARSE": "deep_gemm"}
+NEW_TOKENS = 33
+KV_GIB = 40
+CONFIG = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "attention_bias": False,
+    "dtype": "bfloat16",
+    "first_k_dense_replace": 1,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 6144,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk": 2048,
+    "indexer_rope_interleave": True,
+    "intermediate_size": 12288,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 202752,
+    "model_type": "glm_moe_dsa",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": 2048,
+    "qk_head_dim": 256,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_interleave": True,
+    "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "v_head_dim": 256,
+    "vocab_size": 8192,
+}
+# Parts of a layer by what their kernels are called; the first that matches counts.
+PARTS = {
+    "attention": ("sparse_mla", "flash_fwd_splitkv", "sparse_fwd", "flashmla", "merge_splits"),
+    "indexer": ("mqa_logits", "topk", "top_k", "indexer", "fp8_quant", "cp_gather"),
+    "experts": ("moe", "expert", "fused_moe", "topk_softmax", "sigmoid"),
+    "cache and rope": ("cache", "rope", "rotary", "convert_req"),
+    "dense matrices": ("gemm", "cublas", "nvjet", "cutlass", "sm90_xmma", "matmul"),
+}
+
+
+def part_of(kernel: str) -> str:
+    name = kernel.lower()
+    return next((part for part, keys in PARTS.items() if any(k in name for k in keys)), "rest")
+
+
+def start(backend: str, context: int):
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_SPARSE_INDEXER_BACKEND"] = INDEXERS[backend]
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    import vllm
+
+    folder = Path(tempfile.mkdtemp(prefix="engine-"))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return vllm.LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        attention_backend=backend,
+        max_model_len=context + 2 * NEW_TOKENS,
+        max_num_batched_tokens=8192,
+        max_num_seqs=256,
+        kv_cache_memory_bytes=KV_GIB << 30,
+        gpu_memory_utilization=0.95,
+        enable_prefix_caching=False,
+        moe_backend="triton",
+        compilation_config={"cudagraph_capture_sizes": [1, 8, 64, 256]},
+        disable_log_stats=False,
+    )
+
+
+def cell(llm, batch: int, context: int, trace: bool) -> dict:
+    """Time to the first token of all, and new tokens a second after it."""
+    import numpy as np
+    import vllm
+
+    rng = np.random.default_rng(batch + context)
+    prompts = [
+        {"prompt_token_ids": rng.integers(2, CONFIG["vocab_size"], context).tolist()}
+        for _ in range(batch)
+    ]
+    params = vllm.SamplingParams(
+        temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False
+    )
+    engine = llm.llm_engine
+    for i, prompt in enumerate(prompts):
+        engine.add_request(f"{batch}-{context}-{i}", prompt, params)
+    began = time.perf_counter()
+    first: dict[str, float] = {}
+    steps: list[float] = []
+    kernels: dict[str, float] = {}
+    last = began
+    while engine.has_unfinished_requests():
+        tracing = trace and len(first) == batch and len(steps) == NEW_TOKENS // 2
+        outputs = traced(engine, kernels) if tracing else engine.step()
+        now = time.perf_counter()
+        if len(first) == batch and not tracing:
+            steps.append(now - last)
+        elif tracing:
+            steps.append(float("nan"))
+        for output in outputs:
+            if output.outputs and output.outputs[0].token_ids:
+                first.setdefault(output.request_id, now - began)
+        last = now
+    decode = sorted(step for step in steps if not math.isnan(step))
+    median = decode[len(decode) // 2]
+    return {
+        "batch": batch,
+        "context": context,
+        "first_token_of_all_s": max(first.values()),
+        "first_token_of_one_s": min(first.values()),
+        "decode_step_ms": median * 1e3,
+        "decode_tokens_per_s": batch / median,
+        "prefill_tokens_per_s": batch * context / max(first.values()),
+        **({"kernels_us": kernels} if trace else {}),
+    }
+
+
+def traced(engine, kernels: dict[str, float]):
+    """One step under the profiler; adds microseconds of GPU time by part of a layer."""
+    import torch
+
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        outputs = engine.step()
+        torch.cuda.synchronize()
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            part = part_of(event.name)
+            kernels[part] = kernels.get(part, 0.0) + event.device_time
+            kernels.setdefault("names", {})[event.name[:80]] = part
+    return outputs
+
+
+def run(options: argparse.Namespace) -> None:
+    """The child: one backend, a line of JSON a cell."""
+    llm = start(options.backend, max(options.contexts))
+    capacity = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks * (
+        llm.llm_engine.vllm_config.cache_config.block_size
+    )
+    cell(llm, 1, 1024, trace=False)  # compiles what a first request compiles
+    for context in options.contexts:
+        for batch in options.batches:
+            row: dict = {"backend": options.backend, "batch": batch, "context": context}
+            total = batch * (context + NEW_TOKENS)
+            if total > min(capacity, options.tokens):
+                row["left_out"] = f"{total} tokens; {min(capacity, options.tokens)} fit"
+            else:
+                row |= cell(llm, batch, context, options.trace)
+            print("CELL", json.dumps(row), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # the engine's own shutdown can take a minute
+
+
+def table(rows: list[dict]) -> str:
+    lines = [
+        f"{'backend':20}{'context':>9}{'batch':>7}{'first, s':>10}{'step, ms':>10}{'tok/s':>9}"
+    ]
+    for row in rows:
+        head = f"{row['backend']:20}{row['context']:>9,}{row['batch']:>7}"
+        if "left_out" in row:
+            lines.append(f"{head}  left out: {row['left_out']}")
+            continue
+        lines.append(
+            f"{head}{row['first_token_of_all_s']:>10.2f}{row['decode_step_ms']:>10.2f}"
+            f"{row['decode_tokens_per_s']:>9.0f}"
+        )
+    return "\n".join(lines)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--backends", default=",".join(INDEXERS))
+    parser.add_argument("--contexts", type=numbers, default=[4096, 32768, 131072])
+    parser.add_argument("--batches", type=numbers, default=[1, 8, 64, 256])
+    parser.add_argument("--tokens", type=int, default=4_000_000)
+    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--backend", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.backend:
+        run(options)
+        return
+    rows = []
+    for backend in options.backends.split(","):
+        command = [sys.executable, __file__, *sys.argv[1:], "--backend", backend]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout
+            for line in child.stdout:
+                if line.startswith("CELL "):
+                    rows.append(json.loads(line.removeprefix("CELL ")))
+                    print(table(rows[-1:]).splitlines()[-1], flush=True)
+                    # After each cell: a run that is cut off keeps what it measured.
+                    if options.json:
+                        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        if child.returncode:
+            sys.exit(f"{backend}: the engine ended with {child.returncode}")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
