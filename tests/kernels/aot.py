@@ -150,6 +150,30 @@ def sparse_mla(ops: Any, job: dict[str, Any]) -> None:
     )
 
 
+def sparse_mla_fp8(ops: Any, job: dict[str, Any]) -> None:
+    """One call of the launcher over fp8_ds_mla rows: dtype, heads, paged, splits."""
+    import torch
+
+    dtype = getattr(torch, job["dtype"])
+    tokens, heads = job["tokens"], job["heads"]
+    meta = {"device": "meta"}
+    paged = {
+        "req_id": torch.empty(tokens, dtype=torch.int32, **meta),
+        "block_table": torch.empty(8, 100, dtype=torch.int32, **meta),
+    }
+    config = job.get("config")
+    ops.sparse_mla_fp8_forward(
+        torch.empty(heads, tokens, 512, dtype=dtype, **meta).transpose(0, 1),
+        torch.empty(tokens, heads, 256, dtype=dtype, **meta)[..., 192:],
+        torch.empty(1000, 64, 656, dtype=torch.uint8, **meta),
+        torch.empty(tokens, 2048, dtype=torch.int32, **meta),
+        0.1,
+        splits=job["splits"],
+        config=ops.SparseMLAConfig(**config) if config else None,
+        **(paged if job["paged"] else {}),
+    )
+
+
 def mqa_prefill(ops: Any, job: dict[str, Any]) -> None:
     """One call of the indexer's prefill launcher."""
     import torch
@@ -184,6 +208,7 @@ def mqa_paged(ops: Any, job: dict[str, Any]) -> None:
 
 CALLS = {
     "triton_sparse_mla": {"sparse_mla": sparse_mla},
+    "triton_sparse_mla_fp8": {"sparse_mla_fp8": sparse_mla_fp8},
     "triton_mqa_logits": {"mqa_prefill": mqa_prefill, "mqa_paged": mqa_paged},
 }
 

@@ -62,3 +62,12 @@ def mqa(interpreted: None, tree: Path):
     from loading import load_op
 
     return load_op(tree, "triton_mqa_logits")
+
+
+@pytest.fixture
+def sparse_mla_fp8(interpreted: None, tree: Path):
+    from interpreting import true_small_floats
+    from loading import load_op
+
+    with true_small_floats():
+        yield load_op(tree, "triton_sparse_mla_fp8")

@@ -65,3 +65,32 @@ def block_flat(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     flat[:, : page * dim] = values.view(torch.uint8).reshape(blocks, -1)
     flat[:, page * dim :] = scales.contiguous().view(torch.uint8).reshape(blocks, -1)
     return flat.view(blocks, page, 1, dim + 4)
+
+
+def ds_mla_rows(
+    codes: torch.Tensor, scales: torch.Tensor, rope: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(fp8_ds_mla rows uint8 [N, 656], what they stand for, float64 [N, 576]).
+
+    codes uint8 [N, 512], scales float32 [N, 4] (one for each 128 codes), rope bfloat16 [N, 64]:
+    vLLM's csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
+    """
+    import torch
+
+    rows = torch.empty(len(codes), 656, dtype=torch.uint8, device=codes.device)
+    rows[:, :512] = codes
+    rows[:, 512:528] = scales.contiguous().view(torch.uint8)
+    rows[:, 528:] = rope.contiguous().view(torch.uint8)
+    latent = codes.view(torch.float8_e4m3fn).double().view(-1, 4, 128)
+    latent = latent * scales.double()[..., None]
+    return rows, torch.cat([latent.view(-1, 512), rope.double()], 1)
+
+
+def ds_mla_quantized(latent: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """ds_mla_rows of bfloat16 latent [N, 512] and rope [N, 64], as vLLM's op quantizes them."""
+    import torch
+
+    groups = latent.float().view(-1, 4, 128)
+    scales = (groups.abs().amax(-1) / 448).clamp_min(torch.finfo(torch.float32).tiny)
+    codes = (groups / scales[..., None]).to(torch.float8_e4m3fn).view(torch.uint8)
+    return ds_mla_rows(codes.view(-1, 512), scales, rope)

@@ -64,6 +64,10 @@ def jobs_of_the_tables(ops) -> list[dict]:
         for heads in (8, 64):
             jobs.append(sparse_job(capability, heads=heads, dtype="float16"))
             jobs.append(sparse_job(capability, heads=heads, rope=0, paged=False))
+        # A launcher and kernels of their own, so jobs of their own.
+        fp8 = {"op": "triton_sparse_mla_fp8", "call": "sparse_mla_fp8"}
+        for changes in ({}, {"splits": 8}, {"dtype": "float16"}, {"paged": False}):
+            jobs += [sparse_job(capability, heads=heads, **changes) | fp8 for heads in (8, 64)]
         indexer = {"op": "triton_mqa_logits", "capability": capability}
         jobs.append(indexer | {"call": "mqa_prefill", "label": "prefill"})
         for next_n in (1, 2, 4):
@@ -84,13 +88,16 @@ def test_fits_the_card(compiled, capability):
     """An over-limit kernel compiles without an error and fails at its first launch: so look."""
     rows = [row for row in compiled if row.capability == capability]
     names = {row.kernel for row in rows}
-    assert len(names) == 4, names
+    assert len(names) == 5, names
     assert all(row.target.startswith(f"sm_{capability}") for row in rows)
     too_much = [row for row in rows if row.shared > SHARED_LIMIT[capability]]
     assert not too_much, too_much
     if capability not in (90, 100):
         spilled = [row for row in rows if row.stack]
         assert not spilled, spilled
+    fp8 = [row for row in rows if row.kernel == "_sparse_mla_fp8_kernel"]
+    assert len(fp8) == 8
+    assert not any(row.stack for row in fp8), fp8
 
 
 @pytest.mark.timeout(300)
