@@ -1,6 +1,6 @@
 """One engine in a process of its own: `python sparse_engine.py JOB.json OUT.npz`.
 
-JOB: model, backend, indexer, dtype, eager, batched_tokens, speculative, capability (whose rows of the
+JOB: model, backend, indexer, dtype, kv, eager, batched_tokens, speculative, capability (whose rows of the
 tables to force), tokens (prompts for logits), requests (prompts to generate from), soak (seconds).
 """
 
@@ -18,10 +18,14 @@ import numpy as np
 def force_rows(capability: int) -> None:
     """Make the kernels believe in another card's capability: its rows, and its byte conversion."""
     import torch
-    from vllm.v1.attention.ops import triton_mqa_logits, triton_sparse_mla
+    from vllm.v1.attention.ops import (
+        triton_mqa_logits,
+        triton_sparse_mla,
+        triton_sparse_mla_fp8,
+    )
 
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    for module in (triton_mqa_logits, triton_sparse_mla):
+    for module in (triton_mqa_logits, triton_sparse_mla, triton_sparse_mla_fp8):
         module._device_properties = lambda _device: (capability, sms)
 
 
@@ -43,6 +47,7 @@ def start(job: dict):
         skip_tokenizer_init=True,
         attention_backend=job["backend"],
         dtype=job["dtype"],
+        kv_cache_dtype=job.get("kv", "auto"),
         enforce_eager=job["eager"],
         max_model_len=8192,
         max_num_batched_tokens=job["batched_tokens"],

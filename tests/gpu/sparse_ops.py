@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 
 
 def load(name: str) -> ModuleType:
-    """triton_sparse_mla or triton_mqa_logits."""
+    """triton_sparse_mla, triton_sparse_mla_fp8 or triton_mqa_logits."""
     tree = os.environ.get("VLLM_GLM5_TREE")
     if tree:
         from loading import load_op
@@ -44,6 +44,32 @@ def reference(q, rows, indices, scale):
         lse[t] = torch.logsumexp(scores, -1)
         out[t] = torch.softmax(scores, -1) @ k[:, :512]
     return out, lse
+
+
+def ds_mla_rows(latent, rope):
+    """fp8_ds_mla rows uint8 [N, 656] of bfloat16 latent [N, 512] and rope [N, 64].
+
+    512 e4m3 codes, 4 float32 scales (one for each 128 codes), 64 bfloat16: vLLM's
+    csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
+    """
+    import torch
+
+    groups = latent.float().view(-1, 4, 128)
+    scales = (groups.abs().amax(-1) / 448).clamp_min(torch.finfo(torch.float32).tiny)
+    codes = (groups / scales[..., None]).to(torch.float8_e4m3fn).view(-1, 512)
+    parts = [codes, scales.contiguous(), rope.contiguous()]
+    return torch.cat([part.view(torch.uint8) for part in parts], 1)
+
+
+def ds_mla_values(rows):
+    """What fp8_ds_mla rows uint8 [N, 656] stand for, float64 [N, 576]."""
+    import torch
+
+    codes = rows[:, :512].contiguous().view(torch.float8_e4m3fn).double()
+    scales = rows[:, 512:528].contiguous().view(torch.float32).double()
+    rope = rows[:, 528:].contiguous().view(torch.bfloat16).double()
+    latent = codes.view(-1, 4, 128) * scales[..., None]
+    return torch.cat([latent.view(-1, 512), rope], 1)
 
 
 def error(actual, expected) -> float:

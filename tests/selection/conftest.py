@@ -17,7 +17,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from jobs import OURS, UPSTREAMS  # noqa: E402
+from jobs import OURS, UPSTREAMS, name_of  # noqa: E402
 
 
 def _folder(variable: str) -> Path:
@@ -57,8 +57,7 @@ def decided(tree, base_tree, tmp_path_factory) -> dict[str, list]:
     answers = {}
     for who, where, jobs in (("ours", tree, OURS), ("upstream", base_tree, UPSTREAMS)):
         for job, answer in zip(jobs, probe(where, stub, jobs), strict=True):
-            card = ".".join(map(str, job[1])) if len(job) > 1 else ""
-            answers[f"{who} {job[0]} {card}".rstrip()] = answer
+            answers[f"{who} {name_of(job)}"] = answer
     return answers
 
 

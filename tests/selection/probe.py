@@ -3,7 +3,7 @@
     probe.py TREE STUB_FOLDER JOBS
 
 JOBS is a JSON list of [what, card, ...]: ["matrix"], ["forced"], ["engine_args", card, arguments],
-["indexer", card], ["construct", card, model changes]. All in one process: its imports are the cost.
+["indexer", card], ["construct", card, model changes], ["fp8_layer", card, dtype]. All in one process: its imports are the cost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ sys.path.insert(0, str(HERE))
 
 CARDS = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
 DTYPES = ["bfloat16", "float16"]
-KV_DTYPES = ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_ds_mla"]
+KV_DTYPES = ["auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_ds_mla", "fp8_e5m2"]
 HEADS = [8, 64]
 
 
@@ -31,10 +31,14 @@ def model_config(**changes):
     return ModelConfig(**(given | changes))
 
 
-def vllm_config(model):
-    from vllm.config import DeviceConfig, VllmConfig
+def vllm_config(model, kv_cache_dtype="auto"):
+    from vllm.config import CacheConfig, DeviceConfig, VllmConfig
 
-    return VllmConfig(model_config=model, device_config=DeviceConfig("cpu"))
+    return VllmConfig(
+        model_config=model,
+        cache_config=CacheConfig(cache_dtype=kv_cache_dtype),
+        device_config=DeviceConfig("cpu"),
+    )
 
 
 class OnMeta:
@@ -121,7 +125,10 @@ def forced(platform) -> list[dict]:
     rows = []
     with OnMeta(), set_current_vllm_config(vllm_config(model_config())):
         for card, kv, dtype, head_size in itertools.product(
-            [(7, 5), *CARDS], ["auto", "fp8"], DTYPES, [576, 512]
+            [(7, 5), *CARDS],
+            ["auto", "fp8", "fp8_e4m3", "fp8_ds_mla", "fp8_e5m2"],
+            DTYPES,
+            [576, 512],
         ):
             platform.faked = card
             config = AttentionSelectorConfig(
@@ -137,8 +144,8 @@ def forced(platform) -> list[dict]:
     return rows
 
 
-def construct(changes: dict) -> dict:
-    """Full-size GLM-5 on the meta device."""
+def model_on_meta(config):
+    """GLM-5 on the meta device, and its MLA layers."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
@@ -153,15 +160,13 @@ def construct(changes: dict) -> dict:
     torch.cuda.Stream = torch.cuda.Event = Nothing
     if hasattr(torch_utils, "_aux_stream"):
         torch_utils._aux_stream = Nothing()
-    model = model_config(**changes)
-    config = vllm_config(model)
     with set_current_vllm_config(config):
         if not torch.distributed.is_initialized():
             rendezvous = Path(sys.argv[2]) / f"rendezvous-{os.getpid()}"
             init_distributed_environment(1, 0, f"file://{rendezvous}", 0, "gloo")
             initialize_model_parallel(1, 1, backend="gloo")
             init_workspace_manager(torch.device("meta"))
-        torch.set_default_dtype(model.dtype)
+        torch.set_default_dtype(config.model_config.dtype)
         try:
             with OnMeta():
                 built = GlmMoeDsaForCausalLM(vllm_config=config)
@@ -169,12 +174,66 @@ def construct(changes: dict) -> dict:
             torch.set_default_dtype(torch.float32)
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 
-    layers = [m for m in built.modules() if isinstance(m, MLAAttention)]
+    return built, [m for m in built.modules() if isinstance(m, MLAAttention)]
+
+
+def construct(changes: dict) -> dict:
+    """GLM-5 in full size."""
+    built, layers = model_on_meta(vllm_config(model_config(**changes)))
     return {
         "parameters": sum(p.numel() for p in built.parameters()),
         "backends": sorted({layer.attn_backend.get_name() for layer in layers}),
         "layers": len(layers),
         "block_size": layers[0].attn_backend.get_preferred_block_size(16),
+    }
+
+
+def fp8_layer(dtype: str) -> dict:
+    """What a layer under --kv-cache-dtype fp8_e4m3 allocates, writes, reads and compiles."""
+    import torch
+    from vllm import _custom_ops as ops
+    from vllm.config import set_current_vllm_config
+
+    sys.path.insert(0, str(HERE.parent / "kernels"))
+    from aot import compiling_for
+
+    model = model_config(dtype=dtype, hf_overrides={"num_hidden_layers": 2})
+    config = vllm_config(model, "fp8_e4m3")
+    _, layers = model_on_meta(config)
+    layer, kv = layers[0], config.cache_config.cache_dtype
+    spec = layer.get_kv_cache_spec(config)
+    shape = layer.attn_backend.get_kv_cache_shape(10, 64, 1, layer.head_size, kv)
+
+    written = {}
+
+    def write(latent, rope, cache, slots, *, kv_cache_dtype, scale):
+        written.update(
+            latent=[str(latent.dtype), *latent.shape],
+            rope=[str(rope.dtype), *rope.shape],
+            cache=[str(cache.dtype), *cache.shape],
+            kv_cache_dtype=kv_cache_dtype,
+        )
+
+    ops.concat_and_cache_mla = write
+    layer.impl.do_kv_cache_update(
+        torch.ones(3, 512, dtype=model.dtype),
+        torch.ones(3, 1, 64, dtype=model.dtype),
+        torch.zeros(shape, dtype=spec.dtype),
+        torch.arange(3),
+        layer.kv_cache_dtype,
+        torch.ones(()),
+    )
+    with set_current_vllm_config(config), compiling_for(80) as compiled:
+        builder = layer.attn_backend.get_builder_cls()(spec, ["0"], config, torch.device("meta"))
+        builder._warm_up()
+    return {
+        "backend": layer.attn_backend.get_name(),
+        "kv": [kv, layer.kv_cache_dtype],
+        "shape": list(shape),
+        "bytes_a_token": spec.page_size_bytes / spec.block_size,
+        "written": written,
+        "reads": layer.impl.sparse_forward.__name__,
+        "compiled": sorted({name for name, _ in compiled}),
     }
 
 
@@ -193,8 +252,13 @@ def engine_args(arguments: list[dict]) -> list[dict]:
     for changes in arguments:
         records.clear()
         given = {"model": str(HERE / "glm5"), "skip_tokenizer_init": True, "max_model_len": 4096}
-        config = EngineArgs(**(given | changes)).create_engine_config()
-        answers.append({"kv": config.cache_config.cache_dtype, "log": list(records)})
+        try:
+            config = EngineArgs(**(given | changes)).create_engine_config()
+        except ValueError as error:
+            kv = f"ValueError: {error}"
+        else:
+            kv = config.cache_config.cache_dtype
+        answers.append({"kv": kv, "log": list(records)})
     return answers
 
 
@@ -234,6 +298,8 @@ def run(platform, what: str, card: list[int] | None = None, *arguments):
         return forced(platform)
     if what == "indexer":
         return indexer()
+    if what == "fp8_layer":
+        return fp8_layer(*arguments)
     if what == "engine_args":
         return engine_args(*arguments)
     try:

@@ -34,21 +34,39 @@ def test_equal_wherever_upstream_has_an_answer(ours, upstreams):
 
 
 def test_glm5_is_served_on_every_card_that_upstream_leaves_out(ours, upstreams):
-    served = 0
+    """Also with an fp8 cache by any of its names, and on the others where upstream has nothing."""
+    served = elsewhere = 0
     for new, old in zip(ours, upstreams, strict=True):
-        plain = new["sparse"] and new["kv"] in ("auto", "bfloat16", "float16")
-        if plain and new["card"].startswith(("8.", "12.")):
+        if not new["sparse"] or new["kv"] == "fp8_e5m2":
+            continue
+        if new["card"].startswith(("8.", "12.")):
             assert old["answer"].startswith("ValueError"), (
                 "upstream gained a backend: see the patch"
             )
             assert new["answer"] == NAME, new
             served += 1
-    assert served >= 5 * 2 * 3 * 2
+        elif old["answer"].startswith("ValueError"):
+            assert new["answer"] == NAME, new
+            elsewhere += 1
+    assert served >= 5 * 2 * 6 * 2
+    assert elsewhere
+
+
+def test_the_native_backend_keeps_the_fp8_cache_that_it_takes(ours):
+    picked = {
+        (row["card"], row["dtype"], row["kv"]): row["answer"]
+        for row in ours
+        if row["sparse"] and row["heads"] == 8 and not row["invariant"] and row["block"] is None
+    }
+    assert picked["9.0", "bfloat16", "fp8"] == "FLASHMLA_SPARSE"
+    assert picked["9.0", "bfloat16", "fp8_ds_mla"] == "FLASHMLA_SPARSE"
+    assert picked["9.0", "float16", "fp8"] == NAME
+    assert picked["10.0", "bfloat16", "fp8_e4m3"] == "FLASHINFER_MLA_SPARSE"
 
 
 def test_the_reasons_of_upstream_stay_and_a_remedy_is_added(ours, upstreams):
     for new, old in zip(ours, upstreams, strict=True):
-        if new["sparse"] and new["card"] == "12.0" and new["kv"] == "fp8" and not new["invariant"]:
+        if new["sparse"] and new["card"] == "12.0" and new["kv"] == "fp8_e5m2":
             reasons = old["answer"].split("Reasons: {")[1].rstrip("}.")
             for reason in reasons.split("], "):
                 assert reason.rstrip("]") in new["answer"]
@@ -58,11 +76,11 @@ def test_the_reasons_of_upstream_stay_and_a_remedy_is_added(ours, upstreams):
 def test_forced_anywhere_and_refused_with_the_reason(decided):
     for row in decided["ours forced"]:
         fits = row["card"][0] >= 8 and row["head_size"] == 576
-        if fits and row["kv"] == "auto":
+        if fits and row["kv"] != "fp8_e5m2":
             assert row["answer"] == NAME, row
             continue
         assert row["answer"].startswith("ValueError: Selected backend"), row
-        if row["kv"] == "fp8":
+        if row["kv"] == "fp8_e5m2":
             assert "kv_cache_dtype not supported" in row["answer"]
             remedy = f"Remedy: --kv-cache-dtype auto makes {NAME} valid here."
             assert (remedy in row["answer"]) == fits, row
@@ -72,18 +90,56 @@ def test_forced_anywhere_and_refused_with_the_reason(decided):
 
 
 @pytest.mark.parametrize("card", ["8.0", "9.0", "12.0", "12.1"])
-def test_a_checkpoints_fp8_cache_falls_back_and_a_users_does_not(decided, card):
+def test_a_checkpoints_fp8_cache_is_kept(decided, card):
+    """Under the name that the best backend of the card takes: FLASHMLA_SPARSE knows "fp8" alone."""
     answers = decided[f"ours engine_args {card}"]
-    assert [answer["kv"] for answer in answers] == ["auto", "fp8", "auto", "auto", "fp8"]
-    warned = [bool(answer["log"]) for answer in answers]
-    assert warned == [True, False, True, False, False]
-    assert "using torch.bfloat16 instead" in answers[0]["log"][0]
-    assert f"which {NAME} does not take" in answers[2]["log"][0]
+    best = "fp8" if card == "9.0" else "fp8_e4m3"
+    kept = [answer["kv"] for answer in answers[:4]]
+    assert kept == [best, "fp8_e4m3", "fp8_ds_mla", "fp8_e4m3"]
+    assert not any(answer["log"] for answer in answers[:4])
+    assert [(answer["kv"], answer["log"]) for answer in answers[7:]] == [("auto", []), ("fp8", [])]
+
+
+@pytest.mark.parametrize("card", ["8.0", "9.0", "12.0", "12.1"])
+def test_a_checkpoints_cache_of_4_bits_falls_back_and_a_users_does_not(decided, card):
+    fallen, forced, asked = answers = decided[f"ours engine_args {card}"][4:7]
+    if fallen["kv"].startswith("ValueError"):
+        # From v0.23.0 on upstream refuses 4 bits for MLA before anything is selected.
+        assert os.environ["VLLM_GLM5_TAG"] != "v0.20.2"
+        assert all("nvfp4 KV cache is not supported with MLA" in answer["kv"] for answer in answers)
+        return
+    assert fallen["kv"] == forced["kv"] == "auto"
+    assert "no sparse MLA backend takes" in fallen["log"][0]
+    assert "using torch.bfloat16 instead" in fallen["log"][0]
+    assert f"which {NAME} does not take" in forced["log"][0]
+    assert asked == {"kv": "nvfp4", "log": []}
+
+
+def test_a_checkpoints_fp8_cache_under_a_forced_native_backend(decided):
+    assert decided["ours engine_args 9.0 forced"] == [{"kv": "fp8", "log": []}]
 
 
 def test_a_servable_checkpoint_cache_is_kept(decided):
-    """On 10.0 FLASHINFER_MLA_SPARSE takes it: the control of the test above."""
+    """On 10.0 FLASHINFER_MLA_SPARSE takes it by its own name."""
     assert decided["ours engine_args 10.0"] == [{"kv": "fp8_e4m3", "log": []}]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_fp8_layer_writes_and_reads_packed_rows(decided, dtype):
+    """The op is handed bfloat16 whatever the model's type: it takes float16 for whole numbers."""
+    layer = decided[f"ours fp8_layer {dtype}"]
+    assert layer["backend"] == NAME
+    assert layer["kv"] == ["fp8_ds_mla", "fp8_ds_mla"]
+    assert layer["shape"] == [10, 64, 656]
+    assert layer["bytes_a_token"] == 656
+    assert layer["written"] == {
+        "latent": ["torch.bfloat16", 3, 512],
+        "rope": ["torch.bfloat16", 3, 64],
+        "cache": ["torch.uint8", 10, 64, 656],
+        "kv_cache_dtype": "fp8_ds_mla",
+    }
+    assert layer["reads"] == "sparse_mla_fp8_forward"
+    assert layer["compiled"] == ["_merge_splits_kernel", "_sparse_mla_fp8_kernel"]
 
 
 @pytest.mark.parametrize("card", ["12.0", "12.1", "8.6"])
