@@ -21,6 +21,7 @@ KERNELS = [
     "indexer_k_quant_and_cache_kernel",
     "cp_gather_indexer_k_quant_cache_kernel",
     "concat_and_cache_mla_kernel",
+    "concat_and_cache_ds_mla_kernel",
     "topKPerRowPrefill",
     "topKPerRowDecode",
     "persistent_topk_kernel",

@@ -1,0 +1,193 @@
+"""Writes docs/performance.md and its picture from a stored run of sm120_model.py.
+
+pip install -e '.[bench]' && python benchmarks/performance_page.py docs/reports/RUN.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PICTURE = "performance-sm120.svg"
+HEAD = """\
+# What the kernels take, and what a model predicts for SM120
+
+Written by `python benchmarks/performance_page.py docs/reports/{run}` from a stored run of
+`benchmarks/sm120_model.py`; times in microseconds, top-k 2048. Only the column "measured" was
+measured, on an H200 ([how](reports/2026-11-29-sparse-mla-speed.md)). **Everything else here is a
+prediction**: no card of compute capability 12.x has been at hand, and the fp8 kernel has run on no card.
+
+The model compiles each kernel for the card, reads its resources and instructions from the machine code,
+and takes the largest of four limits: bytes over the copy bandwidth, instructions over the schedulers'
+slots, multiplications over the tensor cores' rate, and the instructions of a warp one after another.
+Its three constants are fitted to the nine measured times: a launch {launch:.1f} us, a load
+{latency:.2f} us, {cycles:.1f} cycles from one instruction of a warp to its next. For an RTX PRO 6000 it
+takes the same constants, 188 multiprocessors at 2.6 GHz, 1.59 TB/s (0.89 of the data sheet's 1.79, as
+on the H200) and 1,024 operations of the tensor cores a cycle and multiprocessor.
+
+![Predicted and measured times against the floor]({picture})
+"""
+
+FP8 = """
+The fp8 cache moves 0.57 of the bytes, and converts each code twice, once for the scores and once for the
+sum. The lower figure takes only bytes, slots and tensor cores for limits; the upper one lets conversions
+wait for each other as the other instructions do, which they need not. Up to 16 heads a GPU (tensor
+parallelism of 4 or 8) both are at or below the time of the bfloat16 cache from 16 tokens on; with more
+heads, prefill may be slower than from a bfloat16 cache.
+"""
+
+
+def shape(row: dict) -> str:
+    return f"{row['heads']} x {row['tokens']}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def limit_of(row: dict) -> str:
+    times = row["microseconds"]
+    return max(("bytes", "issue", "tensor", "serial"), key=times.__getitem__)
+
+
+def picked(rows: list[dict], card: str, cache: str) -> list[dict]:
+    return [row for row in rows if (row["card"], row["cache"]) == (card, cache)]
+
+
+def check_table(rows: list[dict]) -> list[str]:
+    """How well the model says what an H200 was measured to take."""
+    lines = [
+        "| heads x tokens | floor (bytes) | predicted | measured | predicted / measured | limit |"
+    ]
+    lines.append("| --- " * 6 + "|")
+    ratios = []
+    for row in picked(rows, "H200", "bfloat16"):
+        times, real = row["microseconds"], row["measured"]
+        ratios.append(times["time"] / real)
+        cells = [shape(row), number(times["bytes"]), number(times["time"]), number(real)]
+        lines.append(f"| {' | '.join(cells)} | {ratios[-1]:.2f} | {limit_of(row)} |")
+    spread = math.exp(math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios) / len(ratios))) - 1
+    worst = max(*ratios, 1 / min(ratios)) - 1
+    lines.append("")
+    lines.append(
+        f"Off by {spread:.0%} in the mean (root of the squared logarithms), {worst:.0%} at worst: "
+        "read the predictions below with that width."
+    )
+    return lines
+
+
+def prediction_table(rows: list[dict], card: str) -> list[str]:
+    heads = ["heads x tokens", "bfloat16: floor (bytes)", "predicted", "limit"]
+    heads += ["fp8: floor (bytes)", "predicted, between", "limit"]
+    lines = [f"| {' | '.join(heads)} |"]
+    lines.append("| --- " * 7 + "|")
+    pairs = zip(picked(rows, card, "bfloat16"), picked(rows, card, "fp8"), strict=True)
+    for plain, packed in pairs:
+        a, b = plain["microseconds"], packed["microseconds"]
+        lines.append(
+            f"| {shape(plain)} | {number(a['bytes'])} | {number(a['time'])} | {limit_of(plain)} "
+            f"| {number(b['bytes'])} | {number(b['least'])} and {number(b['time'])} "
+            f"| {limit_of(packed)} |"
+        )
+    return lines
+
+
+def resource_table(rows: list[dict]) -> list[str]:
+    """Each compiled kernel once, with the instructions of a step of its loop."""
+    heads = ["card", "cache", "heads x tokens", "warps", "registers", "shared bytes"]
+    heads += ["programs on an SM", "instructions a step", "of them"]
+    lines = [f"| {' | '.join(heads)} |"]
+    lines.append("| --- " * 9 + "|")
+    seen = set()
+    for row in rows:
+        kernel = row["kernel"]
+        key = json.dumps([row["card"], row["cache"], kernel])
+        if key in seen:
+            continue
+        seen.add(key)
+        names = ("HMMA", "HGMMA", "LDGSTS", "LDSM", "F2FP", "HADD2", "PRMT", "BAR")
+        mix = ", ".join(f"{kernel['loop'][n]} {n}" for n in names if n in kernel["loop"])
+        cells = [row["card"], row["cache"], shape(row), kernel["warps"], kernel["registers"]]
+        cells += [f"{kernel['shared']:,}", row["occupancy"], sum(kernel["loop"].values()), mix]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    mpl.rcParams["svg.hashsalt"] = "performance"  # the same run gives the same file
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    for axis, card in zip(axes, ("H200", "RTX PRO 6000"), strict=True):
+        for cache, color in (("bfloat16", "tab:blue"), ("fp8", "tab:orange")):
+            these = picked(rows, card, cache)
+            places = range(len(these))
+            times = [row["microseconds"] for row in these]
+            floors = [time["bytes"] for time in times]
+            axis.plot(
+                places, floors, "--", color=color, linewidth=1, label=f"{cache}, floor (bytes)"
+            )
+            label = f"{cache}, predicted"
+            if cache == "fp8":
+                least, most = ([time[key] for time in times] for key in ("least", "time"))
+                axis.vlines(places, least, most, color=color, linewidth=5, alpha=0.6, label=label)
+            else:
+                predicted = [time["time"] for time in times]
+                axis.plot(places, predicted, "o", color=color, fillstyle="none", label=label)
+            measured = [(i, row["measured"]) for i, row in enumerate(these) if "measured" in row]
+            if measured:
+                axis.plot(
+                    *zip(*measured, strict=True), "x", color="black", label=f"{cache}, measured"
+                )
+            axis.set_xticks(list(places), [shape(row) for row in these], rotation=45, ha="right")
+        axis.set_yscale("log")
+        axis.set_title(f"{card}{'' if card == 'H200' else ' (predictions)'}")
+        axis.set_xlabel("heads x tokens")
+        axis.grid(visible=True, which="major", axis="y", alpha=0.3)
+        axis.legend(fontsize=8)
+    axes[0].set_ylabel("microseconds")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def page(run: str, stored: dict) -> str:
+    rows, fitted = stored["rows"], stored["constants"]
+    parts = [
+        HEAD.format(
+            run=run,
+            picture=PICTURE,
+            launch=fitted["launch"] * 1e6,
+            latency=fitted["latency"] * 1e6,
+            cycles=fitted["cycles"],
+        ),
+        "## How well it says what an H200 takes (bfloat16 cache)\n",
+        *check_table(rows),
+        "\n## What it predicts for an RTX PRO 6000\n",
+        *prediction_table(rows, "RTX PRO 6000"),
+        FP8,
+        "## What it predicts for an H200 with the fp8 cache\n",
+        "FLASHMLA_SPARSE serves bfloat16 models there; this is for float16, and for batch invariance.\n",
+        *prediction_table(rows, "H200"),
+        "\n## Resources\n",
+        "From the machine code; no kernel spills on 12.0.\n",
+        *resource_table(rows),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, help="JSON of benchmarks/sm120_model.py")
+    args = parser.parse_args()
+    stored = json.loads(args.run.read_text())
+    draw(stored["rows"], DOCS / PICTURE)
+    (DOCS / "performance.md").write_text(page(args.run.name, stored))
+
+
+if __name__ == "__main__":
+    main()
