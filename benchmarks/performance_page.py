@@ -126,12 +126,16 @@ def draw(rows: list[dict], path: Path) -> None:
     for axis, card in zip(axes, ("H200", "RTX PRO 6000"), strict=True):
         for cache, color in (("bfloat16", "tab:blue"), ("fp8", "tab:orange")):
             these = picked(rows, card, cache)
-            places = range(len(these))
             times = [row["microseconds"] for row in these]
-            floors = [time["bytes"] for time in times]
-            axis.plot(
-                places, floors, "--", color=color, linewidth=1, label=f"{cache}, floor (bytes)"
-            )
+            shift = 0.0 if cache == "bfloat16" else 0.25
+            places = [i + shift for i in range(len(these))]
+            label = f"{cache}, floor (bytes)"
+            for heads in sorted({row["heads"] for row in these}):
+                own = [i for i, row in enumerate(these) if row["heads"] == heads]
+                floors = [times[i]["bytes"] for i in own]
+                line = {"color": color, "linewidth": 1, "label": label}
+                axis.plot([places[i] for i in own], floors, "--", **line)
+                label = "_"  # one entry in the legend
             label = f"{cache}, predicted"
             if cache == "fp8":
                 least, most = ([time[key] for time in times] for key in ("least", "time"))
@@ -141,10 +145,10 @@ def draw(rows: list[dict], path: Path) -> None:
                 axis.plot(places, predicted, "o", color=color, fillstyle="none", label=label)
             measured = [(i, row["measured"]) for i, row in enumerate(these) if "measured" in row]
             if measured:
-                axis.plot(
-                    *zip(*measured, strict=True), "x", color="black", label=f"{cache}, measured"
-                )
-            axis.set_xticks(list(places), [shape(row) for row in these], rotation=45, ha="right")
+                label = f"{cache}, measured"
+                axis.plot(*zip(*measured, strict=True), "x", color="black", label=label)
+            names = [shape(row) for row in these]
+            axis.set_xticks(range(len(these)), names, rotation=45, ha="right")
         axis.set_yscale("log")
         axis.set_title(f"{card}{'' if card == 'H200' else ' (predictions)'}")
         axis.set_xlabel("heads x tokens")
