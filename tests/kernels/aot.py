@@ -38,7 +38,8 @@ SHARED_LIMIT = {
 class Compiled:
     """What ptxas made of one kernel.
 
-    stack is the bytes of local memory per thread: spilled registers live there.
+    stack is the bytes of local memory per thread: spilled registers live there. wide_copies is the
+    number of its instructions that copy 16 bytes to shared memory.
     """
 
     kernel: str
@@ -48,6 +49,7 @@ class Compiled:
     registers: int
     stack: int
     target: str
+    wide_copies: int
 
 
 class _Device:
@@ -118,7 +120,14 @@ def record(name: str, kernel: Any, capability: int, label: str) -> Compiled:
     target = re.search(r"\.target (\S+)", kernel.asm["ptx"])
     assert target is not None
     return Compiled(
-        name, capability, label, kernel.metadata.shared, registers, stack, target[1].rstrip(",")
+        name,
+        capability,
+        label,
+        kernel.metadata.shared,
+        registers,
+        stack,
+        target[1].rstrip(","),
+        kernel.asm["ptx"].count("cp.async.cg.shared.global"),
     )
 
 

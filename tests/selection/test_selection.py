@@ -70,7 +70,7 @@ def test_the_reasons_of_upstream_stay_and_a_remedy_is_added(ours, upstreams):
             reasons = old["answer"].split("Reasons: {")[1].rstrip("}.")
             for reason in reasons.split("], "):
                 assert reason.rstrip("]") in new["answer"]
-            assert f"Remedy: --kv-cache-dtype auto makes {NAME} valid here." in new["answer"]
+            assert f"Remedy: --kv-cache-dtype fp8 makes {NAME} valid here." in new["answer"]
 
 
 def test_forced_anywhere_and_refused_with_the_reason(decided):
@@ -82,7 +82,7 @@ def test_forced_anywhere_and_refused_with_the_reason(decided):
         assert row["answer"].startswith("ValueError: Selected backend"), row
         if row["kv"] == "fp8_e5m2":
             assert "kv_cache_dtype not supported" in row["answer"]
-            remedy = f"Remedy: --kv-cache-dtype auto makes {NAME} valid here."
+            remedy = f"Remedy: --kv-cache-dtype fp8 makes {NAME} valid here."
             assert (remedy in row["answer"]) == fits, row
         if row["card"][0] < 8:
             assert "compute capability not supported" in row["answer"]
