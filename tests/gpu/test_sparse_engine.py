@@ -147,15 +147,23 @@ def upstreams_score(engine, model, figure) -> float:
     return right_logits(engine, model, figure, "upstream bfloat16 eager", **UPSTREAMS)
 
 
+@pytest.fixture(scope="module")
+def farthest(request) -> float:
+    """What ours may score: a tenth above upstream's own, or the mission's bound without one."""
+    if torch.cuda.get_device_capability()[0] not in {9, 10}:
+        return 0.04
+    return 1.1 * request.getfixturevalue("upstreams_score")
+
+
 def test_sparse_engine_is_as_right_as_upstream(engine, model, figure, upstreams_score):
     ours = right_logits(engine, model, figure, "ours bfloat16 eager", **OURS)
     assert ours <= 1.1 * upstreams_score
 
 
-def test_sparse_engine_float16(engine, model, figure, upstreams_score):
+def test_sparse_engine_float16(engine, model, figure, farthest):
     """Which upstream cannot serve; half the rounding of bfloat16 is no worse."""
     ours = right_logits(engine, model, figure, "ours float16 eager", dtype="float16", **OURS)
-    assert ours <= 1.1 * upstreams_score
+    assert ours <= farthest
 
 
 def check_generation(result, figure, name):
@@ -176,14 +184,14 @@ def check_generation(result, figure, name):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sparse_engine_with_graphs_chunks_and_64_requests(
-    engine, model, figure, upstreams_score, requests_, dtype
+    engine, model, figure, farthest, requests_, dtype
 ):
     name = f"ours {dtype} graphs"
     ours = right_logits(
         engine, model, figure, name,
         dtype=dtype, eager=False, batched_tokens=1024, requests=requests_, **OURS,
     )  # fmt: skip
-    assert ours <= 1.1 * upstreams_score
+    assert ours <= farthest
     check_generation(engine(name), figure, name)
 
 
@@ -196,10 +204,10 @@ def test_sparse_engine_with_mtp(engine, figure, requests_, drafts):
 
 
 @pytest.mark.parametrize("capability", [80, 86, 120])
-def test_sparse_engine_with_another_cards_rows(engine, model, figure, upstreams_score, capability):
+def test_sparse_engine_with_another_cards_rows(engine, model, figure, farthest, capability):
     name = f"ours bfloat16 rows of {capability}"
     ours = right_logits(engine, model, figure, name, capability=capability, **OURS)
-    assert ours <= 1.1 * upstreams_score
+    assert ours <= farthest
 
 
 @pytest.fixture(scope="module")
