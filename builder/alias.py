@@ -3,6 +3,9 @@
 Packages that require ``vllm`` are satisfied by it, so that an installer has no reason to fetch
 upstream's wheel over the files of ours. One wheel cannot do both: pip and uv refuse a wheel with
 two ``.dist-info`` folders, and neither of them reads Provides-Dist.
+
+Where a series' own dependencies require ``vllm``, its wheel requires the alias in turn
+(``alias = true`` in the series' settings.toml): an installer that takes the one takes both.
 """
 
 from __future__ import annotations
@@ -11,11 +14,27 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-from builder import atomic
+from builder import atomic, metadata
 from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION
 from builder.wheel_archive import record_hash
 
+SETTING = "settings.toml: alias = true"  # a series that says so requires it
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can say
+
+
+def alias_name(version: str) -> str:
+    return f"{UPSTREAM_DISTRIBUTION}-{version}-py3-none-any.whl"
+
+
+def requirement(version: str) -> str:
+    """Return the line of a wheel that requires its alias: no other version satisfies it."""
+    return f"{UPSTREAM_DISTRIBUTION}=={version}"
+
+
+def is_required(core: bytes, version: str) -> bool:
+    """Tell whether METADATA of the wheel of that version requires its alias."""
+    fields = metadata.parse(core.decode(errors="replace"))
+    return requirement(version) in fields.values("Requires-Dist")
 
 
 def write_alias(version: str, out: Path) -> Path:
@@ -45,7 +64,7 @@ def write_alias(version: str, out: Path) -> Path:
     ]
     members[f"{dist_info}/RECORD"] = "".join([*lines, f"{dist_info}/RECORD,,\n"]).encode()
 
-    path = out / f"{UPSTREAM_DISTRIBUTION}-{version}-py3-none-any.whl"
+    path = out / alias_name(version)
     with atomic.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
             info = zipfile.ZipInfo(name, _TIME)

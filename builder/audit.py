@@ -16,7 +16,7 @@ from itertools import repeat
 from pathlib import Path, PurePosixPath
 from zipfile import ZipFile
 
-from builder import atomic
+from builder import alias, atomic
 from builder.audit_dist_info import REBUILD, check_dist_info, fault
 from builder.classify import Kind, TouchedPath
 from builder.console import say
@@ -68,7 +68,8 @@ def audit(wheel: Path, inputs: WheelInputs, cache: Cache, *, compiled: bool = Fa
     :raises AuditError: naming the member, field or tag that nothing explains.
     """
     ours, theirs = sha256_of(wheel), sha256_of(inputs.official)
-    parts = [str(AUDIT_FORMAT), ours, theirs, inputs.applied.head, wheel.name, str(compiled)]
+    parts = [str(AUDIT_FORMAT), ours, theirs, inputs.applied.head, wheel.name, str(compiled),
+             *inputs.own_requirements]  # fmt: skip
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     record = cache.audits / f"{key}.json"
     if record.exists():
@@ -107,6 +108,10 @@ def _audit(wheel: Path, inputs: WheelInputs, ours: str, theirs: str, *, compiled
         _check_hashes(wheel, record)
         differences = list(_differences(wheel, inputs, record, known, old, compiled=compiled))
         check_dist_info(wheel, inputs, compiled=compiled)
+        differences += [
+            Difference(f"{dist_info}/METADATA: {line}", "added", (alias.SETTING,))
+            for line in inputs.own_requirements
+        ]
     except UNREADABLE as error:
         raise AuditError(
             f"not a readable wheel: {error}", where=wheel.name, next_step=REBUILD

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from zipfile import ZipFile
 
-from builder import metadata
+from builder import alias, metadata
 from builder.classify import Kind
 from builder.errors import AuditError, UnfaithfulModeError
 from builder.locations import DISTRIBUTION
@@ -107,6 +107,8 @@ def _check_metadata(wheel: Path, inputs: WheelInputs, official: str, ours: str) 
     expected = {"Name": [DISTRIBUTION], "Version": [inputs.version]}
     for name in sorted({key for key, _ in (*before.fields, *after.fields)}):
         was, now = sorted(before.values(name)), sorted(after.values(name))
+        if name == "Requires-Dist":
+            now = _without_own(wheel, now, inputs)
         if name in expected:
             if now != expected[name]:
                 raise fault(wheel, f"METADATA {name}", f"is {now}, {expected[name]} is expected")
@@ -117,8 +119,9 @@ def _check_metadata(wheel: Path, inputs: WheelInputs, official: str, ours: str) 
         return
     try:
         text = metadata.patched_metadata(
-            official, inputs.before, inputs.after, inputs.version, inputs.pin.cuda
-        )
+            official, inputs.before, inputs.after, inputs.version, inputs.pin.cuda,
+            inputs.own_requirements,
+        )  # fmt: skip
     except UnfaithfulModeError:  # only upstream's own code knows, and that was run
         return
     computed = metadata.parse(text)
@@ -129,6 +132,15 @@ def _check_metadata(wheel: Path, inputs: WheelInputs, official: str, ours: str) 
             raise fault(wheel, f"METADATA {name}", what)
     if computed.body.strip() != after.body.strip():
         raise fault(wheel, "METADATA", "has another description than the tree")
+
+
+def _without_own(wheel: Path, lines: list[str], inputs: WheelInputs) -> list[str]:
+    """Return what the official wheel and the patches have to explain."""
+    for own in inputs.own_requirements:
+        if lines.count(own) != 1:
+            what = f"has {own} {lines.count(own)} times; once is expected ({alias.SETTING})"
+            raise fault(wheel, "METADATA Requires-Dist", what)
+    return [line for line in lines if line not in inputs.own_requirements]
 
 
 def _odd_one(want: list[str], have: list[str]) -> str:

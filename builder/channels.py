@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from builder import atomic, index, publish, remote_index
+from builder.alias import alias_name
 from builder.connection import Connection
 from builder.credentials import credentials_for
 from builder.errors import PackageIndexError, UnsupportedByServerError, UploadFailedError
@@ -22,7 +23,8 @@ from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION, Cache, Projec
 from builder.publish import Outcome, PublishedFile
 from builder.remote_index import Kind, RemoteFile, Server
 from builder.simple_pages import ListedWheel
-from builder.unit import alias_name, approve, gather, require_alias, version_of
+from builder.unit import approve, gather, require_alias, version_of
+from builder.wheel_file import parse
 
 
 @dataclass(frozen=True)
@@ -91,18 +93,19 @@ def _in_folder(promotion: Promotion, folder: Path, project: Project, now: dateti
     source = index.simple_folder(folder, promotion.source)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        tested: list[Entry] = []
+        tested: dict[str, Entry] = {}
         aliases: dict[str, Entry] = {}
         for wheel in wheels:
             verdict = approve(promotion.target, wheel, promotion.reports, project, now)
             unit = gather(wheel, verdict, scratch)
-            tested += unit.entries()
+            tested |= {entry.wheel.name: entry for entry in unit.entries()}
             alias = source / UPSTREAM_DISTRIBUTION / alias_name(unit.version)
             if alias.is_file():
                 sha256 = require_alias(alias, unit.version, scratch)
                 aliases[alias.name] = Entry(alias, approved=sha256)
         # The alias first: who sees the wheel sees it too.
-        entries = [*aliases.values(), *tested]
+        entries = [*(aliases | tested).values()]
+        entries.sort(key=lambda entry: parse(entry.wheel).project != UPSTREAM_DISTRIBUTION)
         done = index.publish_together(folder, entries, channel=promotion.target)
     return Outcome(
         index=str(folder),
@@ -114,7 +117,11 @@ def _in_folder(promotion: Promotion, folder: Path, project: Project, now: dateti
             for entry, each in zip(entries, done, strict=True)
         ),
         notes=(),
-        install=install_lines(index.simple_folder(folder, promotion.target), unit.version),
+        install=install_lines(
+            index.simple_folder(folder, promotion.target),
+            unit.version,
+            with_alias=alias_name(unit.version) in {entry.wheel.name for entry in entries},
+        ),
     )
 
 
@@ -150,7 +157,15 @@ def _on_devpi(
         for file in wheels:
             wheel = remote_index.download(file, scratch, server, connection)
             verdict = approve(channel, wheel, promotion.reports, project, now)
-            entries.append(gather(wheel, verdict, scratch / "ours").entries()[-1])
+            unit = gather(wheel, verdict, scratch / "ours")
+            if alias is None and unit.alias is not None:
+                raise PackageIndexError(
+                    "the wheel requires its alias, and the index has none of that version",
+                    where=server.url,
+                    details=(unit.alias.name,),
+                    next_step=f"publish {file.name} there again: the alias goes with it",
+                )
+            entries.append(unit.entries()[-1])
         before = _held(target, version, connection)
         _copy(entries, server, target, version, connection)
     approved = {entry.wheel.name: str(entry.approved) for entry in entries}
@@ -169,7 +184,9 @@ def _on_devpi(
         version=version,
         files=tuple(PublishedFile(n, sha256, n in before) for n, sha256 in approved.items()),
         notes=(),
-        install=install_lines(target.simple, version, complete=target.complete),
+        install=install_lines(
+            target.simple, version, complete=target.complete, with_alias=alias is not None
+        ),
     )
 
 
@@ -188,7 +205,7 @@ def _copy(
     ]
     for project in (UPSTREAM_DISTRIBUTION, DISTRIBUTION):  # the alias first, as everywhere
         all_, waiting = (
-            [entry for entry in some if index.parse(entry.wheel).project == project]
+            [entry for entry in some if parse(entry.wheel).project == project]
             for some in (entries, missing)
         )
         if waiting and waiting == all_:

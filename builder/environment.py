@@ -17,9 +17,10 @@ from typing import IO, Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from builder import atomic
+from builder import alias, atomic
 from builder.errors import AuditError, EnvironmentMismatchError, ToolchainError
 from builder.gpu_report import Gpu, Machine
+from builder.locations import UPSTREAM_DISTRIBUTION
 from builder.wheel_archive import UNREADABLE, dist_info_of, read_record, record_hash
 
 INSIDE = Path(__file__).parent / "under_test"
@@ -168,12 +169,12 @@ def verify(environment: Environment, wheel_name: str, wheel: IO[bytes]) -> Conte
     """Prove that what the environment imports is the wheel's content.
 
     Each file that RECORD lists is there with RECORD's hash, no other importable file lies among
-    them, and the import packages come from that place.
+    them, and the import packages come from that place. A wheel that requires its alias has it.
 
     :raises EnvironmentMismatchError: which files differ, are missing, or too many.
     :raises AuditError: not a wheel.
     """
-    record, project, version = _read_wheel(wheel_name, wheel)
+    record, project, version, needs_alias = _read_wheel(wheel_name, wheel)
     names = _import_names(record)
     answer = probe(environment, "package", project, *names)
     where = str(environment.python)
@@ -181,6 +182,8 @@ def verify(environment: Environment, wheel_name: str, wheel: IO[bytes]) -> Conte
         raise _mismatch(f"{project} is not installed: {answer['error']}", where)
     if answer["version"] != version:
         raise _mismatch(f"it has {project} {answer['version']}, not {version}", where)
+    if needs_alias:
+        _require_alias(environment, version)
     site = Path(answer["site"])
     wrong = [
         f"{'differs' if (site / path).is_file() else 'missing'}  {path}"
@@ -199,6 +202,16 @@ def verify(environment: Environment, wheel_name: str, wheel: IO[bytes]) -> Conte
     return Content(site, names)
 
 
+def _require_alias(environment: Environment, version: str) -> None:
+    found = probe(environment, "package", UPSTREAM_DISTRIBUTION)
+    if found.get("version") != version:
+        has = found.get("version", "none")
+        raise _mismatch(
+            f"the wheel requires its alias {alias.requirement(version)}, and there is {has}",
+            str(environment.python),
+        )
+
+
 def imported_elsewhere(content: Content, imported: Mapping[str, str]) -> list[str]:
     """Return which packages the suite took from another place than the one that was checked."""
     return [
@@ -208,14 +221,15 @@ def imported_elsewhere(content: Content, imported: Mapping[str, str]) -> list[st
     ]
 
 
-def _read_wheel(name: str, wheel: IO[bytes]) -> tuple[dict[str, str], str, str]:
-    """Return hashes by installed path, the project and its version."""
+def _read_wheel(name: str, wheel: IO[bytes]) -> tuple[dict[str, str], str, str, bool]:
+    """Return hashes by installed path, the project, its version, and if it requires its alias."""
     try:
         project, version, *_ = parse_wheel_filename(name)
         with zipfile.ZipFile(wheel) as archive:
             members = [info.filename for info in archive.infolist() if not info.is_dir()]
             dist_info = dist_info_of(members, name)
             record = read_record(archive, dist_info)
+            needs_alias = alias.is_required(archive.read(f"{dist_info}/METADATA"), str(version))
     except (*UNREADABLE, InvalidWheelFilename) as error:
         raise AuditError(
             f"not a readable wheel: {error}", where=name, next_step="build the wheel again"
@@ -229,7 +243,8 @@ def _read_wheel(name: str, wheel: IO[bytes]) -> tuple[dict[str, str], str, str]:
             next_step="build the wheel again",
         )
     installed = {_installed_path(path): entry.hash for path, entry in record.items()}
-    return {path: digest for path, digest in installed.items() if path}, project, str(version)
+    kept = {path: digest for path, digest in installed.items() if path}
+    return kept, project, str(version), needs_alias
 
 
 def _installed_path(member: str) -> str:

@@ -165,13 +165,17 @@ def _environment(request: Request, suite: Path, scratch: Path) -> Environment:
         env = environment.create(folder, house.interpreter())
         environment.install(env, house.install_arguments(), {})
         return env
+    from builder.unit import alias_of  # noqa: PLC0415 - slow to import
     from builder.wheelhouse import index_variables  # noqa: PLC0415 - asks pip
 
     say("environment: the wheel and its dependencies from the package index")
     env = environment.create(folder)
     needs = suite / environment.REQUIREMENTS
     more = ["-r", str(needs)] if needs.exists() else []
-    environment.install(env, [str(request.wheel.absolute()), *more], index_variables())
+    # No index needs to have the alias yet: nothing is published before this has passed.
+    alias = alias_of(request.wheel.absolute(), scratch)
+    wheels = [str(path) for path in (request.wheel.absolute(), alias) if path]
+    environment.install(env, [*wheels, *more], index_variables())
     return env
 
 

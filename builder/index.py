@@ -6,33 +6,28 @@ the same content: HTML (PEP 503) and JSON (PEP 691, 700). All links are relative
 works under ``file://``, below any URL, and after it was moved or copied.
 
 What a page lists is there, whole: a wheel appears under its name when it is durable, and the pages
-that list it are replaced last. One publisher writes at a time; a killed one leaves temporary files
-that the next one removes, at worst a wheel that no page lists yet, which the next one lists.
+that list it are replaced last. One publisher writes at a time; what a killed one had begun is
+finished or taken back by the next one, wheel and alias as one (builder/index_journal.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
-
-from builder import atomic, metadata, simple_pages
+from builder import atomic, index_journal, simple_pages
 from builder.console import say
 from builder.digests import sha256_of
 from builder.errors import AuditError, VersionExistsError
-from builder.simple_pages import HTML_PAGE, JSON_PAGE, ListedWheel
-from builder.wheel_archive import dist_info_of
+from builder.index_pages import metadata_path
+from builder.simple_pages import ListedWheel
+from builder.wheel_file import WheelName, parse, read_metadata, require_agreement
 
 STABLE = "stable"
 STAGING = "staging"
@@ -40,7 +35,6 @@ STAGING = "staging"
 _CHUNK = 1 << 20
 _RESERVED = ("metadata", "yanked")
 _CHANNEL = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_PLATFORM = re.compile(r"(?:manylinux(?:\d+|_\d+_\d+)|musllinux_\d+_\d+|linux)_(?P<machine>.+)")
 
 
 @dataclass(frozen=True)
@@ -64,21 +58,6 @@ class Entry:
     wheel: Path
     beside: Mapping[str, bytes] = field(default_factory=dict)
     approved: str | None = None
-
-
-@dataclass(frozen=True)
-class WheelName:
-    """What a file name says."""
-
-    project: str
-    version: Version
-    machines: frozenset[str]
-
-    def excludes(self, other: WheelName) -> bool:
-        """Tell whether an installer could take either, so that an index holds one of them."""
-        machines = self.machines | other.machines
-        same_machine = self.machines & other.machines or "any" in machines
-        return self.version == other.version and bool(same_machine)
 
 
 def simple_folder(index: Path, channel: str) -> Path:
@@ -140,10 +119,12 @@ def publish_together(
         _check_beside(entry.beside, entry.wheel)
     simple = simple_folder(index, channel)
     targets = [simple / n.project / e.wheel.name for n, e in zip(names, entries, strict=True)]
-    published, placed = [], []
+    published = []
     with _alone(index, simple, {name.project for name in names}):
         expected = [_expected(index, e, n) for n, e in zip(names, entries, strict=True)]
-        try:
+        new = [target for target in targets if not target.exists()]
+        folders = list(dict.fromkeys(target.parent for target in targets))
+        with index_journal.as_one(index, new, {}, folders):
             for name, entry, target, sha256 in zip(names, entries, targets, expected, strict=True):
                 already_there = target.exists() and sha256_of(target) == sha256
                 _make_folder(target.parent, index)
@@ -153,15 +134,8 @@ def publish_together(
                 elif already_there:
                     _write_missing(target.parent, entry.beside)
                 else:
-                    placed.append(target)
                     _place(entry.wheel, target, name, sha256, entry.beside)
                 published.append(Published(channel, target, already_there))
-        except BaseException:
-            for target in placed:  # else the next publisher would list a part of the whole
-                target.unlink(missing_ok=True)
-            raise
-        for target in targets:
-            _write_pages(target.parent)
     return tuple(published)
 
 
@@ -169,16 +143,13 @@ def set_yanked(
     index: Path, channel: str, wheels: Sequence[ListedWheel], reason: str | None
 ) -> None:
     """Mark wheels so that installers take them for an exact pin alone (PEP 592); None unmarks."""
-    folders = {wheel.path.parent for wheel in wheels}
-    with _alone(index, simple_folder(index, channel), {folder.name for folder in folders}):
-        for wheel in wheels:
-            mark = _yanked_path(wheel.path)
-            if reason is None:
-                mark.unlink(missing_ok=True)
-            else:
-                atomic.write_text(mark, f"{reason}\n")
-        for folder in sorted(folders):
-            _write_pages(folder)
+    folders = sorted({wheel.path.parent for wheel in wheels})
+    marks = {wheel.path: reason for wheel in wheels}
+    with (
+        _alone(index, simple_folder(index, channel), {folder.name for folder in folders}),
+        index_journal.as_one(index, (), marks, folders),
+    ):
+        pass  # the marks are all there is to do
 
 
 @contextmanager
@@ -188,25 +159,8 @@ def _alone(index: Path, simple: Path, projects: AbstractSet[str]) -> Iterator[No
         for folder in (simple, *(simple / project for project in projects)):
             for leftover in folder.glob(f"{atomic.PREFIX}*"):
                 leftover.unlink(missing_ok=True)
+        index_journal.recover(index)
         yield
-
-
-def parse(wheel: Path) -> WheelName:
-    """Read a wheel's file name.
-
-    :raises AuditError: it is not one.
-    """
-    try:
-        project, version, _, tags = parse_wheel_filename(wheel.name)
-    except InvalidWheelFilename as error:
-        raise AuditError(
-            "not the file name of a wheel",
-            where=str(wheel),
-            next_step="publish a wheel under the name that its build gave it",
-        ) from error
-    matches = ((tag.platform, _PLATFORM.fullmatch(tag.platform)) for tag in tags)
-    machines = frozenset(match["machine"] if match else platform for platform, match in matches)
-    return WheelName(project, version, machines)
 
 
 def _check_beside(beside: Mapping[str, bytes], wheel: Path) -> None:
@@ -277,8 +231,8 @@ def _place(
             raise _changed(wheel)
         copy.seek(0)
         core = read_metadata(copy, wheel)
-        _require_agreement(copy, core, name, wheel)
-        atomic.write_bytes(_metadata_path(target), core)
+        require_agreement(copy, core, name, wheel)
+        atomic.write_bytes(metadata_path(target), core)
         for file_name, data in beside.items():
             atomic.write_bytes(target.with_name(file_name), data)
 
@@ -295,106 +249,3 @@ def _write_missing(folder: Path, beside: Mapping[str, bytes]) -> None:
     for file_name, data in beside.items():
         if not (folder / file_name).exists():
             atomic.write_bytes(folder / file_name, data)
-
-
-def _metadata_path(wheel: Path) -> Path:
-    return wheel.with_name(f"{wheel.name}.metadata")
-
-
-def _yanked_path(wheel: Path) -> Path:
-    return wheel.with_name(f"{wheel.name}.yanked")
-
-
-def read_metadata(file: IO[bytes], wheel: Path) -> bytes:
-    """Return METADATA of an open wheel.
-
-    :raises AuditError: it is not a whole wheel.
-    """
-    try:
-        with zipfile.ZipFile(file) as archive:
-            dist_info = dist_info_of(archive.namelist(), str(wheel))
-            return archive.read(f"{dist_info}/METADATA")
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise AuditError(
-            f"not a whole wheel: {error}", where=str(wheel), next_step="build the wheel again"
-        ) from error
-
-
-def _require_agreement(file: IO[bytes], core: bytes, name: WheelName, wheel: Path) -> None:
-    """Refuse what uv and newer pips refuse: METADATA of another project or version, or its folder."""
-    fields = metadata.parse(core.decode(errors="replace"))
-    inside = "".join(fields.values("Name")), "".join(fields.values("Version"))
-    with zipfile.ZipFile(file) as archive:
-        folder = dist_info_of(archive.namelist(), str(wheel)).removesuffix(".dist-info")
-    for where, (project, version) in (
-        ("METADATA", inside), (".dist-info", (folder.partition("-")[::2])),
-    ):  # fmt: skip
-        try:
-            agrees = (canonicalize_name(project), Version(version)) == (name.project, name.version)
-        except InvalidVersion:
-            agrees = False
-        if not agrees:
-            raise AuditError(
-                f"{where} contradicts the file name",
-                where=str(wheel),
-                details=(f"{where:10} {project} {version}", f"file name  {wheel.name}"),
-                next_step="build the wheel again; never rename one",
-            )
-
-
-def _write_pages(folder: Path) -> None:
-    """Bring the project's pages, then the channel's, up to date with what is there."""
-    known = {wheel.path.name: wheel for wheel in simple_pages.read_page(folder)}
-    wheels = [_describe(path, known.get(path.name)) for path in folder.glob("*.whl")]
-    wheels.sort(key=lambda wheel: (Version(wheel.version), wheel.path.name))
-    _replace(folder / JSON_PAGE, simple_pages.project_json(folder.name, wheels))
-    _replace(folder / HTML_PAGE, simple_pages.project_html(folder.name, wheels))
-    projects = sorted(page.parent.name for page in folder.parent.glob(f"*/{HTML_PAGE}"))
-    _replace(folder.parent / JSON_PAGE, simple_pages.channel_json(projects))
-    _replace(folder.parent / HTML_PAGE, simple_pages.channel_html(projects))
-
-
-def _replace(page: Path, text: str) -> None:
-    if not page.exists() or page.read_bytes() != text.encode():
-        atomic.write_text(page, text)
-
-
-def _describe(path: Path, known: ListedWheel | None) -> ListedWheel:
-    """Describe a wheel of the index; its hash is not taken again where its page has it.
-
-    A published version keeps its bytes: what the page says of a wheel that was damaged since stays,
-    so that installers refuse it, and METADATA beside a wheel is its own again.
-    """
-    status = path.stat()
-    uploaded = datetime.fromtimestamp(status.st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    yanked = _yanked_path(path).read_text().strip() if _yanked_path(path).exists() else None
-    unchanged = known is not None and (known.size, known.uploaded) == (status.st_size, uploaded)
-    sha256 = known.sha256 if known is not None and unchanged else sha256_of(path)
-    if known is not None and known.sha256 != sha256:
-        say(f"{path}: damaged since it was published; publish the wheel again that it was made of")
-        return replace(known, yanked=yanked)
-    core = _own_metadata(path, known)
-    return ListedWheel(
-        path=path,
-        project=path.parent.name,
-        version=str(parse(path).version),
-        size=status.st_size,
-        sha256=sha256,
-        metadata_sha256=hashlib.sha256(core).hexdigest(),
-        requires_python=next(iter(metadata.parse(core.decode()).values("Requires-Python")), None),
-        uploaded=uploaded,
-        yanked=yanked,
-    )
-
-
-def _own_metadata(wheel: Path, known: ListedWheel | None) -> bytes:
-    """Return METADATA as it lies beside the wheel; take it out again where that is another."""
-    beside = _metadata_path(wheel)
-    core = beside.read_bytes() if beside.exists() else None
-    if core is None or known is None or hashlib.sha256(core).hexdigest() != known.metadata_sha256:
-        with wheel.open("rb") as file:
-            own = read_metadata(file, wheel)
-        if own != core:
-            atomic.write_bytes(beside, own)
-        return own
-    return core

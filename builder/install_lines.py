@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from builder import alias
 from builder.locations import DISTRIBUTION
 from builder.pip_configuration import pip_configuration
 
@@ -43,18 +44,25 @@ def install_lines(
     *,
     public: PublicIndex | None = None,
     complete: bool = False,
+    with_alias: bool = False,
 ) -> tuple[str, str]:
     """Return the line for pip and the one for uv.
 
+    The alias is named where there is one, though the wheel that requires it brings it in: whatever
+    somebody adds to the line is then satisfied by it, and uv takes a yanked version only by name.
+
     :param index: URL or folder of a channel, with or without its ``simple`` at the end.
     :param public: asked from pip where it is not given.
+    :param with_alias: the index has the alias of that version.
     :param complete: the index has the dependencies too (devpi, with a mirror among its bases).
     """
-    requirement = f"{DISTRIBUTION}=={version}"
+    wanted = [f"{DISTRIBUTION}=={version}"]
+    if with_alias:
+        wanted.append(alias.requirement(version))
     pip, uv = only_index(index) if complete else index_options(index, public)
     lines = (
-        shlex.join(["pip", "install", requirement, *pip]),
-        shlex.join(["uv", "pip", "install", requirement, *uv]),
+        shlex.join(["pip", "install", *wanted, *pip]),
+        shlex.join(["uv", "pip", "install", *wanted, *uv]),
     )
     return with_hint(lines[0]), with_hint(lines[1])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,10 +107,16 @@ CORRECT_IT = "correct the patch that touches the file: python -m builder edit, t
 
 
 def patched_metadata(
-    official: str, before: ReadFile, after: ReadFile, version: str, cuda: str
+    official: str,
+    before: ReadFile,
+    after: ReadFile,
+    version: str,
+    cuda: str,
+    own: Sequence[str] = (),
 ) -> str:
     """Return METADATA under the new name and version, with what the series changes.
 
+    :param own: requirements that stand in no tree.
     :raises UnfaithfulModeError: upstream's own METADATA does not follow from its tree in the way
         this function knows, so that a change could not be carried over.
     :raises SeriesError: the official wheel requires something else than its tree, and the series
@@ -130,7 +136,26 @@ def patched_metadata(
         if body.strip() != _description(readme_before).strip():
             raise _unknown_way("README.md", "its description is not README.md's text")
         body = _description(readme_after)
-    return render(CoreMetadata(tuple(fields), body))
+    return render(CoreMetadata(tuple(_with_own(fields, own)), body))
+
+
+def with_requirements(text: str, own: Sequence[str]) -> str:
+    """Return METADATA that upstream's build wrote, with requirements that stand in no tree.
+
+    One that is there already stays where it is.
+    """
+    read = parse(text)
+    return render(CoreMetadata(tuple(_with_own(list(read.fields), own)), read.body))
+
+
+def _with_own(fields: list[tuple[str, str]], own: Sequence[str]) -> list[tuple[str, str]]:
+    """Add requirements behind those that no extra asks for."""
+    new = [("Requires-Dist", line) for line in own if ("Requires-Dist", line) not in fields]
+    last = max(
+        (n for n, (k, v) in enumerate(fields) if k == "Requires-Dist" and "extra ==" not in v),
+        default=len(fields) - 1,
+    )
+    return [*fields[: last + 1], *new, *fields[last + 1 :]]
 
 
 def _description(readme: bytes | None) -> str:

@@ -164,25 +164,25 @@ def build(request: Request, project: Project, cache: Cache) -> Built:
         _require_compiler(pin)
     official = fetch(pin, official_file, cache)
     boms = {provenance.SBOM_NAME: provenance.sbom(pin, official_file, applied, version)}
-    inputs = WheelInputs(pin, official, applied, touched, version, boms)
+    inputs = WheelInputs(pin, official, applied, touched, version, boms, series.requires_alias)
     cached, tags = _wheel(inputs, choice, cache)
     name = f"{wheel_name(official.name, version).rsplit('-', 3)[0]}-{tags}.whl"
     result = audit(cached, inputs, cache, compiled=choice.mode is Mode.SOURCE)
+    # First: nobody finds a wheel that requires an alias without it.
+    alias = _alias(version, request) if request.with_alias or series.requires_alias else None
     wheel = _deliver(cached, request.out / name, result.wheel_sha256)
     statement = provenance.statement(
         pin, official_file, applied,
         wheel_name=name, wheel_sha256=result.wheel_sha256, version=version, mode=choice.mode,
     )  # fmt: skip
     atomic.write_bytes(wheel.with_name(f"{name}.provenance.json"), statement)
-    alias = _alias(version, request) if request.with_alias or series.requires_alias else None
     stage = request.index is not None and choice.mode is choice.faithful
     if stage and request.index is not None:
-        from builder.index import publish  # noqa: PLC0415 - not needed with --no-stage
+        from builder.index import STAGING, Entry, publish_together  # noqa: PLC0415
 
-        beside = {f"{name}.provenance.json": statement}
-        if alias is not None:
-            publish(request.index, alias, channel="staging")
-        publish(request.index, wheel, channel="staging", beside=beside)
+        unit = [*([Entry(alias)] if alias else []),
+                Entry(wheel, {f"{name}.provenance.json": statement})]  # fmt: skip
+        publish_together(request.index, unit, channel=STAGING)
     return Built(
         wheel=wheel,
         sha256=result.wheel_sha256,
@@ -208,6 +208,7 @@ def _wheel(inputs: WheelInputs, choice: ModeChoice, cache: Cache) -> tuple[Path,
     parts = [
         inputs.official.name, inputs.version, str(choice.mode), inputs.applied.head,
         *(f"{name} {hashlib.sha256(data).hexdigest()}" for name, data in inputs.sboms.items()),
+        *inputs.own_requirements,
     ]  # fmt: skip
     if choice.mode is Mode.SOURCE:
         from builder.setup_py import COMPILER_VARIABLES  # noqa: PLC0415 - slow to import
@@ -309,7 +310,9 @@ def verify(wheel: Path, project: Project, cache: Cache) -> tuple[Audit, WheelInp
     _require_revision(wheel, revision, series)
     boms = {provenance.SBOM_NAME: provenance.sbom(pin, official_file, applied, version)}
     official = fetch(pin, official_file, cache)
-    inputs = WheelInputs(pin, official, applied, touched_paths(applied), version, boms)
+    inputs = WheelInputs(
+        pin, official, applied, touched_paths(applied), version, boms, series.requires_alias
+    )
     choice = choose_mode(inputs.touched, Mode.AUTO)
     if choice.mode is not Mode.SOURCE:  # a build from source gives the tags of its own machine
         _require_name(wheel, wheel_name(official.name, version))

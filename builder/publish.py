@@ -28,6 +28,7 @@ from builder.install_lines import install_lines
 from builder.locations import Project
 from builder.remote_index import Kind, RemoteFile, Server
 from builder.unit import Unit, approve, gather
+from builder.wheel_file import parse, read_metadata
 
 _SETTLE = 2  # seconds between looks at a file that another publisher may be sending
 
@@ -92,7 +93,7 @@ def folder_of(location: str) -> Path | None:
 
 
 def publish(request: Request, project: Project, now: datetime) -> Outcome:
-    """Publish a wheel, and the alias that lies beside it.
+    """Publish a wheel, and the alias that lies beside it or that it requires.
 
     :raises ReportRefused: no report lets it into the channel; nothing was changed.
     :raises VersionExistsError: the index has other bytes under that version.
@@ -125,7 +126,9 @@ def _into_folder(request: Request, folder: Path, project: Project, now: datetime
         version=unit.version,
         files=files,
         notes=_missing_provenance(unit),
-        install=install_lines(index.simple_folder(folder, channel), unit.version),
+        install=install_lines(
+            index.simple_folder(folder, channel), unit.version, with_alias=unit.alias is not None
+        ),
     )
 
 
@@ -203,7 +206,9 @@ def _to_server(
         version=unit.version,
         files=tuple(PublishedFile(s.file.name, s.sha256, s.already_there) for s in sent),
         notes=notes,
-        install=install_lines(server.simple, unit.version, complete=server.complete),
+        install=install_lines(
+            server.simple, unit.version, complete=server.complete, with_alias=unit.alias is not None
+        ),
     )
 
 
@@ -228,9 +233,9 @@ def held(
     :param ours: the wheel, to compare with what an upload that was cut may have left.
     :raises VersionExistsError: it has another wheel of that version for that machine.
     """
-    wheel = index.parse(Path(name))
+    wheel = parse(Path(name))
     for file in remote_index.list_files(server, wheel.project, connection):
-        if not file.name.endswith(".whl") or not wheel.excludes(index.parse(Path(file.name))):
+        if not file.name.endswith(".whl") or not wheel.excludes(parse(Path(file.name))):
             continue
         theirs = remote_index.sha256_of(file, server, connection)
         if file.name == name and theirs == sha256:
@@ -322,5 +327,5 @@ def _notes(unit: Unit, listed: RemoteFile, server: Server) -> tuple[str, ...]:
 
 def _requires_python(wheel: Path) -> str | None:
     with wheel.open("rb") as file:
-        fields = metadata.parse(index.read_metadata(file, wheel).decode())
+        fields = metadata.parse(read_metadata(file, wheel).decode())
     return next(iter(fields.values("Requires-Python")), None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 from zipfile import ZipFile
 
-from builder import metadata
+from builder import alias, metadata
 from builder.apply import AppliedSeries
 from builder.classify import Kind, TouchedPath
 from builder.errors import UnfaithfulModeError
@@ -32,6 +32,7 @@ class WheelInputs:
 
     :param version: the version of the result, such as ``0.20.2+glm5.1``.
     :param sboms: members of ``dist-info/sboms/`` by name (PEP 770).
+    :param requires_alias: the wheel requires ``vllm`` of its own version.
     """
 
     pin: Pin
@@ -40,6 +41,12 @@ class WheelInputs:
     touched: tuple[TouchedPath, ...]
     version: str
     sboms: Mapping[str, bytes]
+    requires_alias: bool = False
+
+    @property
+    def own_requirements(self) -> tuple[str, ...]:
+        """What METADATA requires by the tool's word, beside all that the trees say."""
+        return (alias.requirement(self.version),) if self.requires_alias else ()
 
     def before(self, path: str) -> bytes | None:
         return self._blob(self.applied.base, path)
@@ -141,8 +148,9 @@ def metadata_members(inputs: WheelInputs) -> dict[str, Content | None]:
         )
         top_level = archive.read(f"{old}/top_level.txt").decode()
     text = metadata.patched_metadata(
-        official, inputs.before, inputs.after, inputs.version, inputs.pin.cuda
-    )
+        official, inputs.before, inputs.after, inputs.version, inputs.pin.cuda,
+        inputs.own_requirements,
+    )  # fmt: skip
     members: dict[str, Content | None] = {f"{dist_info}/METADATA": Content(text.encode())}
     new_entry_points = metadata.patched_entry_points(entry_points, inputs.before, inputs.after)
     if new_entry_points != entry_points:

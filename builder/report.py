@@ -19,11 +19,12 @@ from builder.series import Series
 
 def _install_lines(built: Built) -> tuple[str, ...]:
     if not built.staged or built.index is None:
-        wheel = shlex.quote(str(built.wheel))
-        return (f"pip install {wheel}", f"uv pip install {wheel}")
+        wheels = shlex.join(map(str, filter(None, (built.wheel, built.alias))))
+        return (f"pip install {wheels}", f"uv pip install {wheels}")
     from builder.install_lines import install_lines  # noqa: PLC0415 - asks pip
 
-    return install_lines((built.index / "staging").as_uri(), built.version)
+    staging = (built.index / "staging").as_uri()
+    return install_lines(staging, built.version, with_alias=built.alias is not None)
 
 
 def built_as_text(built: Built) -> str:

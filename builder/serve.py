@@ -26,6 +26,7 @@ from urllib.parse import quote, unquote, urlsplit
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from builder.alias import alias_name
 from builder.errors import BuilderError
 from builder.index import STABLE, channels, list_wheels, simple_folder
 from builder.install_lines import PublicIndex, install_lines, public_index
@@ -84,12 +85,15 @@ def _say(line: str) -> None:
 
 
 def _announce(index: Path, channel: str, url: str, public: PublicIndex) -> None:
-    versions = [w.version for w in list_wheels(index, channel) if w.project == DISTRIBUTION]
+    wheels = list_wheels(index, channel)
+    versions = [w.version for w in wheels if w.project == DISTRIBUTION]
     if not versions:
         return
+    newest = max(versions, key=Version)
+    has_alias = alias_name(newest) in {wheel.path.name for wheel in wheels}
     base = url if channel == STABLE else f"{url}/{channel}"
     _say(f"{channel}:")
-    for line in install_lines(base, max(versions, key=Version), public=public):
+    for line in install_lines(base, newest, public=public, with_alias=has_alias):
         _say(f"  {line}")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 from zipfile import ZipFile
 
-from builder import atomic
+from builder import atomic, metadata
 from builder.console import say
 from builder.errors import BuildFailedError, ToolchainError
 from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION, Cache
@@ -310,6 +310,10 @@ def _write_from(
         present = {name.replace(f"{new}/", f"{old}/", 1) for name in record}
         removed = frozenset(set(known) - present)
         overlay |= own_members(inputs)
+        if inputs.own_requirements:
+            text = built.read(f"{new}/METADATA").decode()
+            text = metadata.with_requirements(text, inputs.own_requirements)
+            overlay[f"{dist_info}/METADATA"] = Content(text.encode())
         if own_tags:
             text = wheel_member(built.read(f"{new}/WHEEL").decode())
             overlay[f"{dist_info}/WHEEL"] = Content(text.encode())

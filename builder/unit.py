@@ -11,11 +11,12 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder import digests, policy, signing, sigstore_signing
-from builder.alias import write_alias
+from builder.alias import alias_name, is_required, write_alias
 from builder.errors import AuditError, BuilderError, ReportRefused
 from builder.index import STAGING, Entry
-from builder.locations import UPSTREAM_DISTRIBUTION, Project
+from builder.locations import Project
 from builder.policy import Verdict
+from builder.wheel_file import read_metadata
 
 PROVENANCE = "provenance.json"
 REPORT = "gpu-report.json"
@@ -27,7 +28,7 @@ class Unit:
     """One wheel that a channel takes.
 
     :param sha256: of the wheel; what is published has it.
-    :param alias: the distribution ``vllm`` for the same version, where it was built.
+    :param alias: the distribution ``vllm`` for the same version, where it was built or is required.
     :param beside: files by name that belong next to the wheel.
     """
 
@@ -107,14 +108,33 @@ def gather(wheel: Path, verdict: Verdict | None, scratch: Path) -> Unit:
         if verdict.signature_bytes is not None:
             name = f"{wheel.name}.{REPORT}{verdict.signature_suffix}"
             beside[name] = verdict.signature_bytes
+    alias = alias_of(wheel, scratch)
+    alias_sha256 = sha256_of(alias) if alias else None
+    return Unit(wheel, version, sha256, alias, alias_sha256, beside)
+
+
+def alias_of(wheel: Path, scratch: Path) -> Path | None:
+    """Return the alias of a wheel: the one beside it, or one in ``scratch`` where it needs one.
+
+    Its version determines its bytes, so that a wheel that requires it is never without it.
+
+    :raises AuditError: not a wheel, or what lies beside it is another alias.
+    """
+    version = version_of(wheel)
     alias = wheel.with_name(alias_name(version))
-    found = alias if alias.is_file() and alias.name != wheel.name else None
-    alias_sha256 = require_alias(found, version, scratch) if found else None
-    return Unit(wheel, version, sha256, found, alias_sha256, beside)
+    if alias.is_file() and alias.name != wheel.name:
+        require_alias(alias, version, scratch)
+        return alias
+    return write_alias(version, scratch) if needs_alias(wheel) else None
 
 
-def alias_name(version: str) -> str:
-    return f"{UPSTREAM_DISTRIBUTION}-{version}-py3-none-any.whl"
+def needs_alias(wheel: Path) -> bool:
+    """Tell whether METADATA requires ``vllm`` of the wheel's own version.
+
+    :raises AuditError: not a whole wheel.
+    """
+    with wheel.open("rb") as file:
+        return is_required(read_metadata(file, wheel), version_of(wheel))
 
 
 def require_alias(alias: Path, version: str, scratch: Path) -> str:

@@ -1,6 +1,6 @@
 """A folder that holds all that the gate needs, for a GPU machine without a network.
 
-wheels/            the wheel under test and each of its dependencies
+wheels/            the wheel under test, its alias if it has one, and each of its dependencies
 requirements.txt   the lock: one version each, by sha256
 tests/gpu/         the suite
 ci/policy.toml     the policy whose hash the report will carry
@@ -17,12 +17,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from builder import atomic, environment, gpu_report
+from builder import atomic, environment, gpu_report, unit
 from builder.console import say
 from builder.digests import sha256_of
 from builder.errors import (
@@ -32,7 +34,7 @@ from builder.errors import (
     PackageIndexError,
     ToolchainError,
 )
-from builder.locations import Project
+from builder.locations import UPSTREAM_DISTRIBUTION, Project
 
 MANIFEST = "wheelhouse.json"
 LOCK = "requirements.txt"
@@ -111,12 +113,17 @@ def collect(wheel: Path, python: str, out: Path, project: Project) -> Wheelhouse
     with atomic.exclusive(out / LOCK, f"the wheelhouse {out}"):
         atomic.write_text(out / MANIFEST, _INCOMPLETE)
         sha256 = _copy_wheel(wheel, wheels / wheel.name)
+        ours = {name: wheels / wheel.name}
+        with atomic.scratch_folder(out) as scratch:
+            if alias := unit.alias_of(wheel, scratch):
+                ours[UPSTREAM_DISTRIBUTION] = wheels / alias.name
+                _copy_wheel(alias, wheels / alias.name)
         say(f"lock: {wheel.name} for Python {python} on {target[0]}, glibc 2.{target[1]}")
-        locked = _lock(wheels / wheel.name, name, python, target, project.suite)
-        ours = f"{name}=={version} --hash=sha256:{sha256}\n"
-        atomic.write_text(out / LOCK, ours + locked)
+        locked = _lock(ours, python, target, project.suite)
+        lines = [f"{n}=={version} --hash=sha256:{sha256_of(path)}\n" for n, path in ours.items()]
+        atomic.write_text(out / LOCK, "".join(lines) + locked)
         _download(locked, wheels, python, target)
-        _remove_others(wheels, wheel.name, locked)
+        _remove_others(wheels, set(ours.values()), locked)
         _copy_tree(project.suite, out / "tests" / "gpu")
         atomic.write_bytes(out / "ci" / "policy.toml", project.policy.read_bytes())
         manifest = {
@@ -189,8 +196,11 @@ def _copy_wheel(wheel: Path, target: Path) -> str:
     return sha256_of(target)
 
 
-def _lock(wheel: Path, name: str, python: str, target: tuple[str, int], suite: Path) -> str:
-    """Resolve with uv: pip judges markers by the running interpreter, whatever it is told."""
+def _lock(ours: Mapping[str, Path], python: str, target: tuple[str, int], suite: Path) -> str:
+    """Resolve with uv: pip judges markers by the running interpreter, whatever it is told.
+
+    :param ours: wheels that no index has, by project.
+    """
     program = environment.uv()
     if program is None:
         raise ToolchainError(
@@ -199,15 +209,16 @@ def _lock(wheel: Path, name: str, python: str, target: tuple[str, int], suite: P
             next_step=f"{sys.executable} -m pip install uv",
         )
     needs = suite / environment.REQUIREMENTS
-    lines = f"{name} @ {wheel.absolute().as_uri()}\n"
+    lines = "".join(f"{name} @ {wheel.absolute().as_uri()}\n" for name, wheel in ours.items())
     lines += needs.read_text() if needs.exists() else ""
     command = [
         program, "pip", "compile", "-", "--python-version", python,
         "--python-platform", f"{target[0]}-manylinux_2_{target[1]}",
         "--generate-hashes", "--only-binary", ":all:", "--no-header", "--no-annotate",
-        "--no-emit-package", name, "--quiet",
+        *(option for name in ours for option in ("--no-emit-package", name)), "--quiet",
     ]  # fmt: skip
-    return _run(command, lines, "the dependencies cannot be resolved to wheels", wheel.parent)
+    folder = next(iter(ours.values())).parent
+    return _run(command, lines, "the dependencies cannot be resolved to wheels", folder)
 
 
 def _download(locked: str, wheels: Path, python: str, target: tuple[str, int]) -> None:
@@ -246,11 +257,11 @@ def _run(command: list[str], text: str, what: str, out: Path) -> str:
     return run.stdout
 
 
-def _remove_others(wheels: Path, ours: str, locked: str) -> None:
+def _remove_others(wheels: Path, ours: AbstractSet[Path], locked: str) -> None:
     """Remove what an earlier lock asked for."""
     known = set(re.findall(r"sha256:([0-9a-f]{64})", locked))
     for path in wheels.iterdir():
-        if path.name != ours and path.is_file():
+        if path not in ours and path.is_file():
             with path.open("rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() not in known:
                     path.unlink()
