@@ -130,6 +130,7 @@ def collect(wheel: Path, python: str, out: Path, project: Project) -> Wheelhouse
             "format": _FORMAT, "wheel": wheel.name, "sha256": sha256, "python": python,
             "lock": sha256_of(out / LOCK), "suite": gpu_report.dir_hash(out / "tests" / "gpu"),
             "policy": sha256_of(out / "ci" / "policy.toml"),
+            "alias": {p.name: sha256_of(p) for n, p in ours.items() if n == UPSTREAM_DISTRIBUTION},
         }  # fmt: skip
         atomic.write_text(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return Wheelhouse(out, wheels / wheel.name, sha256, python)
@@ -159,16 +160,20 @@ def read(folder: Path) -> Wheelhouse:
             folder.absolute(), folder.absolute() / "wheels" / manifest["wheel"],
             manifest["sha256"], manifest["python"],
         )  # fmt: skip
-        known = manifest["sha256"], manifest["lock"], manifest["suite"], manifest["policy"]
-        found = (sha256_of(house.wheel), sha256_of(folder / LOCK),
-                 gpu_report.dir_hash(house.project.suite), sha256_of(house.project.policy))  # fmt: skip
+        parts = {
+            "wheel": (manifest["sha256"], sha256_of(house.wheel)),
+            "lock": (manifest["lock"], sha256_of(folder / LOCK)),
+            "suite": (manifest["suite"], gpu_report.dir_hash(house.project.suite)),
+            "policy": (manifest["policy"], sha256_of(house.project.policy)),
+            **{name: (sha256, sha256_of(folder / "wheels" / name))
+               for name, sha256 in manifest.get("alias", {}).items()},
+        }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"no {error} in {MANIFEST}" if isinstance(error, KeyError) else str(error)
         raise HashMismatchError(
             f"not a complete wheelhouse: {what}", where=str(folder), next_step=again
         ) from error
-    parts = zip(("wheel", "lock", "suite", "policy"), known, found, strict=True)
-    if changed := [part for part, ours, theirs in parts if ours != theirs]:
+    if changed := [part for part, (known, found) in parts.items() if known != found]:
         raise HashMismatchError(
             f"changed since it was made: {', '.join(changed)}", where=str(folder), next_step=again
         )

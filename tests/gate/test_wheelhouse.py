@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import http.server
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
-from builder import environment, index
+from builder import environment
 from builder.locations import default_project
 from tests.commands import run_builder
 from tests.gate import lab as labs
@@ -25,24 +23,6 @@ from tests.index.wheels import write_wheel
 
 HASH_MISMATCH, NO_PACKAGE, TOOLCHAIN = 4, 5, 14
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-@pytest.fixture(scope="module")
-def indexes(dependencies, tmp_path_factory, network):
-    """Variables for an index that has the made-up dependencies, beside the real one."""
-    root = tmp_path_factory.mktemp("index")
-    for wheel in dependencies.glob("*.whl"):
-        index.publish(root, wheel, channel=index.STAGING)
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    handler = functools.partial(Quiet, directory=str(root))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield {"PIP_EXTRA_INDEX_URL": f"http://127.0.0.1:{server.server_port}/staging/simple/"}
-        server.shutdown()
 
 
 @pytest.fixture(scope="module")
