@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import time
 from email import message_from_bytes
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from builder.errors import AuditError
 from builder.index import list_wheels
-from tests.build import madeup
+from tests.build import killing, madeup
 
 VERSION = "9.1.0+glm5.1"
 INFO = f"vllm_glm5-{VERSION}.dist-info"
@@ -185,3 +187,32 @@ def test_both_are_staged_and_named(make_user):
     for line in left_alone["install"]:
         assert {left_alone["wheel"], left_alone["alias"]} <= set(shlex.split(line))
         assert all(Path(word).is_file() for word in shlex.split(line) if word.endswith(".whl"))
+
+
+def test_a_killed_build_stages_both_or_neither(make_user):
+    """Killed from the audit on, the last moments of a build, where it delivers and stages."""
+    user = require_alias(make_user())
+    dist = user.home / "dist"
+    user.build(stage=True)
+    began = time.monotonic()
+    shutil.rmtree(dist)
+    expected = user.build(stage=True)  # all but the last steps is in the cache
+    duration = time.monotonic() - began
+    seen = set()
+    count = int(os.environ.get("VLLM_GLM5_KILLS", "30")) // 2
+    for after, number, group in killing.moments(count, duration, seed=11):
+        shutil.rmtree(dist)
+        killing.run_and_kill(
+            user.command("--tag", user.tag, "--out", dist), user.environment(), user.home,
+            after=duration * 0.5 + after * 0.6, number=number, whole_group=group,
+        )  # fmt: skip
+        index = dist / "index"
+        staged = {w.path.name for w in list_wheels(index, "staging")} if index.exists() else set()
+        assert staged in (set(), {ALIAS}, {ALIAS, madeup.WHEEL_NAME})
+        delivered = {path.name for path in dist.glob("*.whl")} if dist.exists() else set()
+        assert delivered in (set(), {ALIAS}, {ALIAS, madeup.WHEEL_NAME})
+        seen |= {len(staged), len(delivered)}
+        assert user.build(stage=True) == expected
+        assert {w.path.name for w in list_wheels(index, "staging")} == {ALIAS, madeup.WHEEL_NAME}
+        assert not killing.leftovers(dist)
+    assert 0 in seen, "the kills came too late to prove anything"

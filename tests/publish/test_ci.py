@@ -164,3 +164,12 @@ def test_the_watch_runs_each_hour():
     assert re.fullmatch(r"\d+ \* \* \* \*", schedule["cron"])
     assert "schedule" in load(GITHUB)["jobs"]["watch"]["if"]
     assert load(GITLAB)["watch"]["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "schedule"'}]
+
+
+@pytest.mark.parametrize("file", [GITHUB, GITLAB, ROOT / "ci" / "build"], ids=lambda f: f.name)
+def test_what_a_series_leans_on_is_looked_at_before_it_is_built(file):
+    lines = [line for line in file.read_text().splitlines() if BUILDER in line]
+    contracts = next(n for n, line in enumerate(lines) if "builder contracts --tag" in line)
+    builds = [n for n, line in enumerate(lines) if "builder --tag" in line]
+    assert builds
+    assert all(contracts < n for n in builds)

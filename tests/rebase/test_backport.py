@@ -17,8 +17,7 @@ LATER = ("        self.size = 0\n", "        self.size = -1\n")
 COMMON = {"vllm/ours.py": "def ours():\n    return 1\n"}
 
 
-@pytest.fixture
-def two(moving):
+def with_both(moving):
     """Both releases have the series: a hook, a shared patch, and a later one in the hook's file."""
     case = moving(
         {PATH: ENGINE}, {PATH: edit(ENGINE, ABOVE)},
@@ -29,6 +28,11 @@ def two(moving):
     case.begin()
     case.fork.run("revision", "--tag", OLD, "--raise")
     return case
+
+
+@pytest.fixture
+def two(moving):
+    return with_both(moving)
 
 
 def change(case, tag, path, text):
