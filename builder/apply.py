@@ -19,6 +19,7 @@ from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.locations import Cache
 from builder.patchfile import Patch, read_patch
 from builder.repository import Git
+from builder.words import counted
 
 # Raised whenever what is accepted changes, so that the cache does not answer by older rules.
 RULES = 2
@@ -94,7 +95,7 @@ def apply_series(source: SourceTree, paths: tuple[Path, ...], cache: Cache) -> A
             if (repository.folder / "worktrees").exists():
                 _forget_dead_trees(repository)
             return known
-        say(f"apply: {len(paths)} patches on {source.tag}")
+        say(f"apply: {counted(len(paths), 'patch', 'patches')} on {source.tag}")
         patches = read_patches(paths, cache)
         try:
             with atomic.scratch_folder(cache.work) as scratch:

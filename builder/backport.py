@@ -29,6 +29,7 @@ from builder.locations import Cache, Project
 from builder.objects import Tree, open_objects
 from builder.series import Entry, Series, read_series, series_tags
 from builder.try_series import Release, State, try_patch
+from builder.words import counted
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,9 @@ def _in_place(tag: str, project: Project, cache: Cache) -> Backported:
     except (PatchConflictError, MisplacedHunkError) as error:
         return Backported(tag, State.CONFLICT, f"{error.where}: {error.what}")
     moved = sum(len(patch.moved) for patch in applied.patches)
-    return Backported(tag, "unchanged", f"it names the file; {moved} hunks moved" if moved else "")
+    return Backported(
+        tag, "unchanged", f"it names the file; {counted(moved, 'hunk')} moved" if moved else ""
+    )
 
 
 def _carry(

@@ -17,6 +17,7 @@ from builder import cli_gate, cli_publish, cli_rebase
 from builder.classify import Mode
 from builder.errors import BuilderError, DiskFullError
 from builder.locations import Cache, Project, default_cache, default_project
+from builder.words import counted
 
 app = typer.Typer(
     add_completion=False,
@@ -158,7 +159,7 @@ def edit_command(
         tag, folder, State.project, State.used_cache(), drop=tuple(drop or ())
     )
     typer.echo(
-        f"{folder}: branch {edit.branch_of(tag)}, {number} commits on {tag}\n"
+        f"{folder}: branch {edit.branch_of(tag)}, {counted(number, 'commit')} on {tag}\n"
         f"amend them (git rebase -i {tag}), then: "
         + shlex.join(["python", "-m", "builder", "export", "--tag", tag, "--worktree", str(folder)])
     )
@@ -195,7 +196,9 @@ def export_command(
                 export.write_export(plan)
     if check:
         export.check_export(plan, folder)
-        typer.echo(f"{tag}: {len(plan.patches)} patches are what an export writes")
+        typer.echo(
+            f"{tag}: {counted(len(plan.patches), 'patch is', 'patches are')} what an export writes"
+        )
     elif plan.is_noop:
         typer.echo(f"{tag}: nothing changed")
     else:

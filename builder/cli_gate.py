@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from builder.words import counted
+
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
@@ -113,7 +115,9 @@ def fill_wheelhouse(
     house = houses.collect(wheel, python, out, State.project)
     files = list((out / "wheels").iterdir())
     size = sum(path.stat().st_size for path in files)
-    typer.echo(f"{out}: {len(files)} wheels, {size / 1e6:.0f} MB, for Python {house.python}")
+    typer.echo(
+        f"{out}: {counted(len(files), 'wheel')}, {size / 1e6:.0f} MB, for Python {house.python}"
+    )
     typer.echo(f"on the GPU machine: python -m builder test --wheelhouse {out}")
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from builder.words import counted
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Onto = Annotated[str | None, typer.Option("--onto", help="The release to move to.")]
@@ -62,7 +66,11 @@ def upstream(
         atomic.write_text(
             markdown.absolute(), trial_report.as_markdown(tag, tried, shlex.join(words))
         )
-    typer.echo((trial_report.as_json if as_json else trial_report.as_text)(tag, tried))
+    if as_json:
+        typer.echo(trial_report.as_json(tag, tried))
+    else:
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        typer.echo(trial_report.as_text(tag, tried, columns))
 
 
 def rebase(
@@ -118,7 +126,9 @@ def rebase(
     for item in done.done:
         typer.echo(f"{item.outcome:16} {item.line}" + (f": {item.reason}" if item.reason else ""))
     reviews = sum(len(item.review) for item in done.done)
-    typer.echo(f"\nseries   {done.folder}\nreport   {done.report} ({reviews} hunks to review)")
+    typer.echo(
+        f"\nseries   {done.folder}\nreport   {done.report} ({counted(reviews, 'hunk')} to review)"
+    )
     for missing in done.missing:
         typer.echo(f"import that fails: {missing}")
     for breach in done.breaches:
@@ -225,7 +235,9 @@ def contracts(
         typer.echo(f"written {checking.write_contracts(found, known, read)}")
         return
     checking.require_kept(checking.breaches(known, read), [str(item) for item in missing], found)
-    typer.echo(f"{tag}: {len(known)} definitions of upstream's are as they were on {pinned.tag}")
+    typer.echo(
+        f"{tag}: {counted(len(known), 'definition')} of upstream's as they were on {pinned.tag}"
+    )
 
 
 def register(app: typer.Typer) -> None:

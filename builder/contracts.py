@@ -18,6 +18,7 @@ from pathlib import Path
 from builder import atomic
 from builder.errors import ContractError
 from builder.series import Series
+from builder.words import counted
 
 NAME = "contracts.toml"
 
@@ -180,7 +181,7 @@ def write_contracts(
     found = [(contract, facts(contract, read)) for contract in contracts]
     if lost := [f"{c.path}: {c.name}" for c, now in found if now is None]:
         raise ContractError(
-            f"{len(lost)} definitions are gone; nothing was written",
+            f"{counted(len(lost), 'definition is', 'definitions are')} gone; nothing was written",
             where=str(path),
             details=tuple(lost),
             next_step="name what took their place in the file, or remove their tables",
@@ -202,14 +203,16 @@ def require_kept(found: Sequence[Breach], missing: Sequence[str], series: Series
     """
     if missing:
         raise ContractError(
-            f"{len(missing)} imports of the series fail on this release",
+            f"{counted(len(missing), 'import')} of the series cannot work on this release",
             where=str(series.folder),
             details=(*missing, *(line for breach in found for line in breach.lines())),
             next_step=f"python -m builder edit --tag {series.tag}, correct them, then export",
         )
     if found:
+        several = "things that the series leans on are other ones"
         raise ContractError(
-            f"{len(found)} things that the series leans on are other ones in this release",
+            counted(len(found), "thing that the series leans on is another one", several)
+            + " in this release",
             where=str(series.folder / NAME),
             details=tuple(line for breach in found for line in breach.lines()),
             next_step="see whether the patches named still do what they say; then accept it: "

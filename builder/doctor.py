@@ -16,6 +16,7 @@ from builder.installed import Installed, dependants, find_installed, probe
 from builder.judgement import State, judge
 from builder.locations import DISTRIBUTION
 from builder.repair import Installer, repair
+from builder.words import counted
 
 __all__ = ["Diagnosis", "State", "diagnose", "examine", "render"]
 
@@ -97,7 +98,7 @@ def _describe(dist: Installed) -> str:
     elif dist.editable:
         what = "editable"
     elif not dist.missing and not dist.edited:
-        what = f"{dist.files} files as its RECORD says"
+        what = f"{counted(dist.files, 'file')} as its RECORD says"
     else:
-        what = f"{dist.files} files, {len(dist.missing)} missing, {len(dist.edited)} other bytes"
+        what = f"{counted(dist.files, 'file')}, {len(dist.missing)} missing, {len(dist.edited)} other bytes"
     return f"{dist} in {dist.folder}: {what}"

@@ -18,6 +18,7 @@ from builder.errors import DirtyWorktreeError, SourceMismatchError
 from builder.locations import Cache
 from builder.pin import Pin
 from builder.repository import ATTRIBUTES, IDENTITY, Git
+from builder.words import counted
 
 
 def branch_of(tag: str) -> str:
@@ -146,7 +147,11 @@ def require_clean(worktree: Path) -> None:
     under_way = [name for name in _UNDER_WAY if (folder / name).exists()]
     changed = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
     if under_way or changed:
-        what = f"{under_way[0]} under way" if under_way else f"{len(changed)} uncommitted changes"
+        what = (
+            f"{under_way[0]} under way"
+            if under_way
+            else f"{counted(len(changed), 'uncommitted change')}"
+        )
         next_step = "commit, amend or stash them there, then run the command again"
         if under_way:
             is_am = (folder / "rebase-apply" / "applying").exists()

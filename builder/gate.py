@@ -26,6 +26,7 @@ from builder.gpu_process import Suite
 from builder.gpu_report import GpuReport, Machine, Outcome
 from builder.locations import Cache, Project
 from builder.wheelhouse import Wheelhouse
+from builder.words import counted
 
 DEFAULT_LIMIT = 600.0
 _PAUSES = 1.0, 2.0  # seconds: memory of what was killed is not free at once
@@ -234,5 +235,7 @@ def _run(
     ran = [t for t in run.tests if t.outcome not in {Outcome.SKIPPED, Outcome.NOT_RUN}]
     if not ran:
         skipped = sum(t.outcome is Outcome.SKIPPED for t in run.tests)
-        faults.append(f"nothing ran: {len(run.tests)} tests collected, {skipped} of them skipped")
+        faults.append(
+            f"nothing ran: {counted(len(run.tests), 'test')} collected, {skipped} of them skipped"
+        )
     return replace(blank, tests=run.tests, faults=tuple(faults)), run.interrupted

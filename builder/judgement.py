@@ -8,6 +8,7 @@ from pathlib import Path
 from builder import alias
 from builder.installed import Installed
 from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION
+from builder.words import counted
 
 _SHOWN = 5  # file names in a message
 
@@ -49,7 +50,7 @@ def judge(found: tuple[Installed, ...], package: Path | None) -> tuple[State, st
         summary = f"{len(only.missing)} of the {only.files} files of {only} are missing"
         return State.DELETED, f"{summary}: another distribution was uninstalled", _some(only)
     if only.edited:
-        summary = f"{len(only.edited)} files of {only} are not what was installed"
+        summary = f"{counted(len(only.edited), 'file')} of {only} not as installed"
         return State.EDITED, f"{summary}: something edited or overwrote them", _some(only)
     if only.name == UPSTREAM_DISTRIBUTION:
         return State.UPSTREAM, f"upstream's {only}, without {DISTRIBUTION}", ()

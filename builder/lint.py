@@ -12,6 +12,7 @@ from builder.errors import SeriesError
 from builder.patchfile import Patch
 from builder.repository import IDENTITY
 from builder.upstreamed import PROBE
+from builder.words import counted
 
 _STATUS = re.compile(
     r"Pending|Submitted \[\S.*\]|Backport \[\S.*\]|Inappropriate \[\S.*\]"  # Yocto's words
@@ -90,7 +91,7 @@ def check(faults: list[str], where: str) -> None:
     """
     if faults:
         raise SeriesError(
-            f"the lint finds {len(faults)} faults",
+            f"the lint finds {counted(len(faults), 'fault')}",
             where=where,
             details=tuple(faults),
             next_step="amend the commits in `python -m builder edit`, then `python -m builder export`",

@@ -13,6 +13,7 @@ from builder.imports import MissingImport
 from builder.patchfile import Patch
 from builder.rebase_state import DROPPED, RESOLVED, Done, RebaseState, Review
 from builder.try_series import FileTrial, PatchTrial, Release, State
+from builder.words import counted
 
 _HUNK = re.compile(r"^@@ -(\d+)(?:,(\d+))? .*?(?=^@@ |\Z)", re.MULTILINE | re.DOTALL)
 _NEAR = 12  # lines between a hunk of ours and one of upstream's that are shown together
@@ -118,7 +119,8 @@ def final_report(
     out = [
         f"# {state.from_tag} to {state.onto}",
         "",
-        f"{len(state.done)} patches: " + ", ".join(f"{n} {word}" for word, n in count.items()),
+        f"{counted(len(state.done), 'patch', 'patches')}: "
+        + ", ".join(f"{n} {word}" for word, n in count.items()),
         "",
         "| patch | outcome | why |",
         "| --- | --- | --- |",

@@ -19,6 +19,7 @@ from builder.patchfile import read_patch
 from builder.rebase_state import Stop, number_of
 from builder.repository import ATTRIBUTES, IDENTITY, Git
 from builder.try_series import FileTrial, PatchTrial, State, compile_fault
+from builder.words import counted
 
 
 def make_tree(folder: Path, repository: Git, refs: dict[str, str], onto: str) -> Git:
@@ -123,14 +124,14 @@ def take(git: Git, stop: Stop) -> str:
     unmerged = git.text("diff", "--name-only", "--diff-filter=U").splitlines()
     if unmerged:
         raise RebaseStateError(
-            f"{len(unmerged)} files are not resolved", where=where, details=tuple(unmerged),
+            f"{counted(len(unmerged), 'file is', 'files are')} not resolved", where=where, details=tuple(unmerged),
             next_step=f"edit them there, git add them, {again}",
         )  # fmt: skip
     loose = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
     loose = [line for line in loose if line[1] != " "]
     if loose:
         raise RebaseStateError(
-            f"{len(loose)} changes are neither staged nor committed", where=where,
+            f"{counted(len(loose), 'change is', 'changes are')} neither staged nor committed", where=where,
             details=tuple(loose[:20]), next_step=f"git add or remove them there, {again}",
         )  # fmt: skip
     head = git.text("rev-parse", "HEAD")

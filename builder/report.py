@@ -15,6 +15,7 @@ from builder.patchfile import Patch
 from builder.pin import Pin
 from builder.pipeline import Built
 from builder.series import Series
+from builder.words import counted
 
 
 def _install_lines(built: Built) -> tuple[str, ...]:
@@ -70,7 +71,7 @@ def built_as_json(built: Built) -> str:
 
 def series_table(applied: AppliedSeries, touched: tuple[TouchedPath, ...]) -> str:
     """Say for each patch what it changes, and which of its hunks had to move."""
-    lines = [f"series   {len(applied.patches)} patches on {applied.tag}"]
+    lines = [f"series   {counted(len(applied.patches), 'patch', 'patches')} on {applied.tag}"]
     for patch in applied.patches:
         mine = [item for item in touched if patch.name in item.patches]
         ships = [item.path for item in mine if item.kind is not Kind.NEVER]
@@ -78,7 +79,7 @@ def series_table(applied: AppliedSeries, touched: tuple[TouchedPath, ...]) -> st
         lines.append(f"  {patch.name}")
         lines += [f"    {path}" for path in ships]
         if rest:
-            lines.append(f"    and {rest} files that never ship (tests, docs)")
+            lines.append(f"    and {counted(rest, 'file')} that never ship (tests, docs)")
         lines += [
             f"    moved: {hunk.path} hunk {hunk.number} by {hunk.offset:+d} lines, still in "
             f"{hunk.scope or 'the module level'}"
@@ -95,13 +96,13 @@ def audit_summary(audit: Audit) -> str:
 
 
 def audit_table(audit: Audit) -> str:
-    """Return which patch explains which member."""
-    width = max((len(item.member) for item in audit.differences), default=0)
-    lines = [
-        f"  {item.change:8} {item.member:{width}}  {', '.join(item.explained_by)}"
-        for item in audit.differences
-    ]
-    return "\n".join([audit_summary(audit), *lines])
+    """Return which patches explain which members: below their names, as both are long."""
+    lines = [audit_summary(audit)]
+    for causes in sorted({item.explained_by for item in audit.differences}):
+        lines += ["", *(f"  {cause}" for cause in causes)]
+        mine = (item for item in audit.differences if item.explained_by == causes)
+        lines += [f"    {item.change:8} {item.member}" for item in mine]
+    return "\n".join(lines)
 
 
 def audit_as_json(audit: Audit) -> str:
@@ -139,7 +140,7 @@ def series_listing(
         )
     if as_json:
         return json.dumps({"tag": series.tag, "revision": state, "patches": rows}, indent=1)
-    lines = [f"{series.tag} {state}: {len(rows)} patches"]
+    lines = [f"{series.tag} {state}: {counted(len(rows), 'patch', 'patches')}"]
     for row in rows:
         trailers = row["trailers"]
         files = row["files"]
@@ -148,7 +149,7 @@ def series_listing(
         lines += [
             f"{row['line']}  [{row['state']}]",
             f"  {row['subject']}",
-            f"  {row['bytes']} bytes, +{row['added']} -{row['removed']} in {len(files)} files: "
+            f"  {row['bytes']} bytes, +{row['added']} -{row['removed']} in {counted(len(files), 'file')}: "
             + ", ".join(files[:4])
             + (" ..." if len(files) > 4 else ""),
         ]

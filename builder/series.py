@@ -15,6 +15,7 @@ from pathlib import Path
 from builder import series_journal
 from builder.errors import SeriesError, UnknownTagError
 from builder.locations import Project
+from builder.words import counted
 
 COMMON = "../common/"
 _LINE = re.compile(r"(?P<entry>(?:\.\./common/)?(?P<number>\d{4})-[A-Za-z0-9._-]+\.patch)(\s+-p1)?")
@@ -83,7 +84,7 @@ def read_series(project: Project, tag: str) -> Series:
     faults += _disagreements(project, folder, entries)
     if faults:
         raise SeriesError(
-            f"the series is not consistent ({len(faults)} faults)",
+            f"the series is not consistent ({counted(len(faults), 'fault')})",
             where=str(file),
             details=tuple(faults),
             next_step="correct the series file or the patch files, then: "

@@ -52,9 +52,12 @@ def serve(index: Path, host: str = "127.0.0.1", port: int = 8080, *, prefix: str
     """
     with make_server(index, host, port, prefix=prefix) as server, _stopped_by_signals(server):
         # From here on clients can connect: they wait until the loop below takes them.
-        _say(f"serving {index} at {server.url}/ (Ctrl-C stops)")
+        offered = [c for c in channels(index) if (simple_folder(index, c) / HTML_PAGE).is_file()]
+        urls = " ".join(f"{_below(server.url, channel)}/simple/" for channel in offered)
+        nothing = f"{server.url}/simple/, where nothing is published yet"
+        _say(f"serving {index} at {urls or nothing} (Ctrl-C stops)")
         public = public_index()
-        for channel in channels(index):
+        for channel in offered:
             _announce(index, channel, server.url, public)
         server.serve_forever(poll_interval=0.2)
 
@@ -91,10 +94,13 @@ def _announce(index: Path, channel: str, url: str, public: PublicIndex) -> None:
         return
     newest = max(versions, key=Version)
     has_alias = alias_name(newest) in {wheel.path.name for wheel in wheels}
-    base = url if channel == STABLE else f"{url}/{channel}"
     _say(f"{channel}:")
-    for line in install_lines(base, newest, public=public, with_alias=has_alias):
+    for line in install_lines(_below(url, channel), newest, public=public, with_alias=has_alias):
         _say(f"  {line}")
+
+
+def _below(url: str, channel: str) -> str:
+    return url if channel == STABLE else f"{url}/{channel}"
 
 
 @contextmanager

@@ -36,6 +36,11 @@ _NOT_NEEDED = {"torch", "cmake", "ninja"}
 COMPILER_VARIABLES = ("TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CC", "CXX")
 SOURCE_VARIABLES = (*COMPILER_VARIABLES, "MAX_JOBS", "NVCC_THREADS")
 
+# How cmake, compilers and ninja begin what stopped them.
+_CAUSE = re.compile(r"^CMake Error|(^|: )(fatal )?error: |^nvcc fatal|^FAILED: |^ninja: error")
+_TRACEBACK = "Traceback (most recent call last)"
+_SHOWN = 15
+
 # All that upstream's setup.py (0.16 to 0.33) asks of torch.
 _STAND_IN = {
     "torch/__init__.py": "from . import version\n",
@@ -277,9 +282,19 @@ def _build(
         raise BuildFailedError(
             f"upstream's build failed: {type(e).__name__}",
             where=str(log),
-            details=tuple(lines[-15:]),
+            details=telling(lines),
             next_step="read the log; --mode repack needs no build where it is faithful",
         ) from e
+
+
+def telling(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines of a build's output that say why it failed.
+
+    Behind what cmake or a compiler says stand the tracebacks of those who had called it.
+    """
+    first = next((n for n, line in enumerate(lines) if _CAUSE.search(line)), len(lines))
+    end = next((n for n in range(first, len(lines)) if lines[n].startswith(_TRACEBACK)), 0)
+    return tuple(lines[first:end][:_SHOWN] if end else lines[-_SHOWN:])
 
 
 def _write_from(

@@ -32,6 +32,7 @@ from builder.locations import Cache
 from builder.patchfile import Patch, read_patch
 from builder.repository import Git, GitError
 from builder.series import Series
+from builder.words import counted
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def require_finished(worktree: Path, series: Series) -> None:
     waiting = _present(Git(worktree), series, worktree).waiting
     if waiting:
         raise DirtyWorktreeError(
-            f"an edit stopped here, and {len(waiting)} patches are in no commit yet",
+            f"an edit stopped here, and {counted(len(waiting), 'patch is', 'patches are')} in no commit yet",
             where=str(worktree),
             details=waiting,
             next_step=f"{_builder('edit', series, worktree)} goes on with them; with "

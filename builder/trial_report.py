@@ -20,6 +20,7 @@ MEANING = {
     State.MISPLACED: "a merge would put a hunk where the patch does not mean it: a person has to look",
     State.CONFLICT: "a person has to resolve it",
 }
+_CELL = len("upstreamed!")  # the longest word of a cell, and a space
 FAILS = "it applies, and imports what this release does not have"
 _COLOUR = {
     State.CLEAN: "#c8ecd0",
@@ -105,19 +106,14 @@ def _facts(trial: PatchTrial) -> dict[str, object]:
     }
 
 
-def as_text(series: str, releases: Sequence[ReleaseTrials]) -> str:
-    """Return a table, a release a line, and below it why what wants a person does."""
+def as_text(series: str, releases: Sequence[ReleaseTrials], columns: int | None = None) -> str:
+    """Return a table, a release a line, and below it why what wants a person does.
+
+    :param columns: of the terminal; a table that is wider comes in parts.
+    """
     if not releases:
         return f"{series}: upstream has no newer release"
-    numbers = [f"{number_of(t.line):04d}" for t in releases[0].trials]
-    width = max(len(release.tag) for release in releases)
-    lines = [f"{'':{width}}  " + " ".join(f"{number:10}" for number in numbers)]
-    lines += [
-        f"{release.tag:{width}}  "
-        + " ".join(f"{release.word(trial):10}" for trial in release.trials)
-        + f" {release.seconds:.1f} s"
-        for release in releases
-    ]
+    lines = _table(releases, columns)
     lines += ["", *(f"{t.line}: {t.patch.subject}" for t in releases[0].trials)]
     for release in releases:
         lines += ["", release.tag]
@@ -133,6 +129,22 @@ def as_text(series: str, releases: Sequence[ReleaseTrials]) -> str:
     follow = f"python -m builder rebase --from {series} --onto {best}"
     lines += ["", f"next: python -m builder pin {best} && {follow}"]
     return "\n".join(lines)
+
+
+def _table(releases: Sequence[ReleaseTrials], columns: int | None) -> list[str]:
+    patches = len(releases[0].trials)
+    width = max(len(release.tag) for release in releases)
+    rows = [["", *(f"{number_of(t.line):04d}" for t in releases[0].trials), ""]]
+    rows += [[r.tag, *(r.word(t) for t in r.trials), f"{r.seconds:.1f} s"] for r in releases]
+    at_once = patches + 1 if columns is None else max(1, (columns - width - 2) // _CELL)
+    lines = []
+    for first in range(1, patches + 2, at_once):
+        cells = slice(first, first + at_once)
+        part = ["".join(f"{cell:{_CELL}}" for cell in row[cells]) for row in rows]
+        if any(text.strip() for text in part):
+            tags = (f"{row[0]:{width}}  " for row in rows)
+            lines += ["", *(f"{tag}{text}".rstrip() for tag, text in zip(tags, part, strict=True))]
+    return lines[1:]
 
 
 def _named(release: ReleaseTrials) -> str:

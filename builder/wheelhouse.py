@@ -35,6 +35,7 @@ from builder.errors import (
     ToolchainError,
 )
 from builder.locations import UPSTREAM_DISTRIBUTION, Project
+from builder.words import counted
 
 MANIFEST = "wheelhouse.json"
 LOCK = "requirements.txt"
@@ -232,7 +233,7 @@ def _download(locked: str, wheels: Path, python: str, target: tuple[str, int]) -
     platforms += [f"manylinux2014_{arch}", f"manylinux2010_{arch}", f"manylinux1_{arch}",
                   f"linux_{arch}"]  # fmt: skip
     count = len(re.findall(r"^\S+==", locked, re.MULTILINE))
-    say(f"download: {count} dependencies")
+    say(f"download: {counted(count, 'dependency', 'dependencies')}")
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--dest", str(wheels),
         "--no-deps", "--require-hashes", "--only-binary", ":all:", "--python-version", python,

@@ -109,7 +109,7 @@ def test_the_audit_explains_the_line(built, verify):
     explained = {item.member: item.explained_by for item in verify(data).differences}
     assert explained[f"{METADATA}: vllm=={VERSION}"] == ("settings.toml: alias = true",)
     said = user.ok("verify", user.home / "dist" / madeup.WHEEL_NAME).stdout
-    assert f"vllm=={VERSION}  settings.toml: alias = true" in said
+    assert f"\n  settings.toml: alias = true\n    added    {METADATA}: vllm=={VERSION}\n" in said
 
 
 def changed(old, new):

@@ -329,13 +329,16 @@ def test_the_command(published, number):
         lines = [process.stdout.readline().strip() for _ in range(3)]
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
-        connection.request("GET", "/glm5/staging/simple/vllm-glm5/")
-        assert connection.getresponse().status == 200
+        for path in (parts.path, "/glm5/staging/simple/vllm-glm5/"):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, True), "what it prints is there"
         process.send_signal(number)  # while a connection is open
         assert process.wait(10) == 0
         connection.close()
         assert process.stderr.read() == ""
-    private, public = f"{url}staging/simple/", "https://public.invalid/simple/"
+    private, public = url, "https://public.invalid/simple/"
+    assert url.endswith("/glm5/staging/simple/")
     wanted = "install vllm-glm5==0.20.2+glm5.1"
     assert lines == [
         "staging:",

@@ -82,9 +82,13 @@ class Moving:
             self.data[line] = self.developer.patch(changes, text=text)
         self.fork.put(self.data, OLD)
 
-    def trials(self):
-        (release,) = try_on(OLD, [NEW], self.fork.project, self.fork.cache)
+    def try_on(self):
+        tried = list(try_on(OLD, [NEW], self.fork.project, self.fork.cache))
         assert self.fork.leftovers() == []
+        return tried
+
+    def trials(self):
+        (release,) = self.try_on()
         return release.trials
 
     def trial(self):

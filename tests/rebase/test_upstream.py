@@ -97,3 +97,19 @@ def test_a_release_that_does_not_exist(case, server):
     assert "9.9.9" in case.fork.run(
         "upstream", "--tag", OLD, "--onto", "v9.9.9", code=5, PIP_INDEX_URL=server.url
     ).stderr  # fmt: skip
+
+
+def test_a_table_wider_than_the_terminal_comes_in_parts(moving):
+    """Eight patches fill 100 columns; each word is in one of the parts, below its number."""
+    from builder.trial_report import as_text
+
+    patches = [(f"add {n}", {f"vllm/new{n}.py": f"a = {n}\n"}) for n in range(1, 9)]
+    case = moving({PATH: ENGINE}, {PATH: ENGINE}, *patches)
+    tried = case.try_on()
+    whole, parts = (as_text(OLD, tried, n).split("\n0001-")[0].splitlines() for n in (None, 80))
+    assert max(map(len, whole)) > 80, "the control"
+    assert max(map(len, parts)) <= 80
+    heads = [line.split() for line in parts if line.startswith("   ")]
+    assert [number for head in heads for number in head] == [f"000{n}" for n in range(1, 9)]
+    assert " ".join(parts).split().count("clean") == 8
+    assert [line for line in parts if " s" in line] == [parts[-1]]

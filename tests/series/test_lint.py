@@ -166,7 +166,7 @@ def test_the_command_lints(fork, developer):
     fork.put({"0001-x.patch": data})
     said = fork.run("series", "--tag", "v1.2.3").stdout
     assert "[Core] Start" in said
-    assert "+1 -0 in 1 files: vllm/new.py" in said
+    assert "+1 -0 in 1 file: vllm/new.py" in said
     fork.put({"0001-x.patch": data.replace(b"Upstream-Status: Pending\n", b"")})
     failed = fork.run("series", "--tag", "v1.2.3", code=11)
     assert "0001-x.patch: no Upstream-Status" in failed.stderr

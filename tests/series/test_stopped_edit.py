@@ -73,7 +73,7 @@ def test_conflict_edit_fix_export_apply(conflicting):
     assert "git am --continue" in fork.run("edit", "--tag", TAG, code=12).stderr
     correct(user)
     waits = fork.run("export", "--tag", TAG, code=12).stderr
-    assert "1 patches are in no commit yet" in waits
+    assert "1 patch is in no commit yet" in waits
     assert THIRD in waits
     assert SECOND not in waits
     assert fork.files() == before
