@@ -10,9 +10,10 @@ import shlex
 
 import pytest
 
+from builder import package_index
 from builder.index import publish
 from tests.commands import ROOT
-from tests.index.conftest import served
+from tests.index.conftest import Environment, served
 from tests.index.wheels import UPSTREAM, write_wheel
 
 from .test_install import KINDS, private
@@ -231,3 +232,35 @@ def test_a_yanked_release_installs_by_the_line_that_was_printed(
     if tool_number:  # why the line names both: uv takes a yanked version only by name
         alone = lines[1].replace(f" vllm=={NEXT}", "") + " --reinstall"
         assert "was yanked" in run(environment, alone).stderr
+
+
+@pytest.mark.resolve
+@pytest.mark.timeout(300)
+@TOOLS
+def test_the_real_plugin_and_the_real_public_index(
+    release, tool, tmp_path, empty_environment, network, tool_number
+):
+    """vllm-gguf-plugin, which requires vllm, beside upstream's real releases; nothing is installed."""
+    environment = Environment(empty_environment)
+    settings = package_index.pip_settings()
+    bundle = settings.ca_bundle
+    certificates = {"PIP_CERT": bundle, "SSL_CERT_FILE": bundle} if bundle else {}
+    variables = {"UV_SYSTEM_CERTS": "1", **certificates}
+    wheel = release.wheel(VERSION, requires=["vllm-gguf-plugin", f"vllm=={VERSION}"])
+    arguments = ("publish", wheel, "--report", release.report(wheel), "--index", tmp_path / "index")
+    line = tool.json(*arguments, PIP_INDEX_URL=settings.urls[0])["install"][tool_number]
+
+    def resolved(*words):
+        done = environment.run(*words, "--dry-run", **variables)
+        found = done.stderr if tool_number else done.stdout.rpartition("Would install")[2]
+        return set(re.findall(r"(?<![\w-])vllm(?:-gguf-plugin)?[-=]+(?=\d)[^\s]+", found))
+
+    ours = resolved(*shlex.split(line, comments=True))
+    separator = "==" if tool_number else "-"
+    assert f"vllm{separator}{VERSION}" in ours
+    assert any(name.startswith(f"vllm-gguf-plugin{separator}") for name in ours)
+    if tool_number:  # the control: alone, the plugin brings upstream's; for pip that takes minutes
+        alone = resolved("uv", "pip", "install", "vllm-gguf-plugin", "--default-index",
+                         settings.urls[0])  # fmt: skip
+        assert not any(VERSION in name for name in alone)
+        assert any(name.startswith("vllm==") for name in alone)
