@@ -110,7 +110,7 @@ def publish_together(
     :raises VersionExistsError: the index holds other bytes under that version.
     :raises AuditError: not a wheel, its METADATA contradicts its file name, or its bytes are not
         the approved ones.
-    :raises DiskFullError: nothing was listed.
+    :raises DiskFullError: nothing was listed, or the next publisher finishes it.
     """
     if channel != STAGING and any(entry.approved is None for entry in entries):
         raise ValueError(f"{channel} takes approved wheels only")

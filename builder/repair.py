@@ -47,8 +47,8 @@ def repair(
     if state in {State.HEALTHY, State.SOURCE_TREE}:
         return ()
     ours = next((dist for dist in found if dist.name == DISTRIBUTION), None)
-    if state in {State.DELETED, State.EDITED} and found[0].files:
-        owner = next(dist for dist in found if dist.missing or dist.edited)
+    owner = next((dist for dist in found if dist.missing or dist.edited), None)
+    if state in {State.DELETED, State.EDITED} and owner is not None:
         is_ours = owner.name == DISTRIBUTION
         what = owner.source or f"{owner.name}=={owner.version}"
         return (tools.install(what, ours=is_ours, again=True),)
@@ -60,7 +60,9 @@ def repair(
     names = list(dict.fromkeys(dist.name for dist in found if not dist.alias))
     remove = [tools.uninstall(*names)]
     if any(not dist.files for dist in found if not dist.alias):  # pip cannot without a RECORD
-        remove = [shlex.join(["rm", "-r", str(d.dist_info)]) for d in found if not d.files]
+        remove = [
+            shlex.join(["rm", "-r", str(d.dist_info)]) for d in found if not (d.files or d.alias)
+        ]
     return *remove, install
 
 

@@ -202,6 +202,57 @@ def test_an_alias_of_another_version(environment, install, index, tmp_path):
     assert "install vllm==0.20.2+glm5.2" in render(examine(environment.python))
 
 
+REQUIRING = "0.33.0+glm5.1"
+
+
+@pytest.fixture
+def requiring(index, tmp_path):
+    """A wheel that requires its alias, in the index and as a file with the alias beside it."""
+    folder = tmp_path / "files"
+    wheel = write_wheel(folder, REQUIRING, requires=["a-plugin", f"vllm=={REQUIRING}"])
+    for path in (write_alias(folder, REQUIRING), wheel):
+        publish(index.parent, path)
+    publish(index.parent, write_wheel(tmp_path, "99.0", UPSTREAM, name="vllm"))
+    return wheel
+
+
+@BOTH_TOOLS
+@pytest.mark.parametrize("from_files", [False, True])
+def test_upstream_over_a_required_alias(environment, install, index, requiring, from_files):
+    """What an upgrade of everything does; the repair puts both back, and the next plugin is fine."""
+    alias = requiring.with_name(f"vllm-{REQUIRING}-py3-none-any.whl")
+    install(*([requiring, alias] if from_files else [f"vllm-glm5=={REQUIRING}"]))
+    assert examine(environment.python).details == ()
+    install("vllm==99.0")
+    diagnosis = broken(environment, index)
+    assert diagnosis.state is State.BOTH
+    last = shlex.split(diagnosis.commands[-1])
+    assert (str(alias) if from_files else f"vllm=={REQUIRING}") in last
+    repair(environment, diagnosis, index)
+    repaired(environment, index)
+    assert environment.version("vllm") == REQUIRING
+
+
+def test_a_required_alias_that_is_missing(environment, install, index, requiring):
+    install(f"vllm-glm5=={REQUIRING}")
+    environment.pip("uninstall", "-y", "vllm")
+    diagnosis = examine(environment.python)
+    assert diagnosis.state is State.HEALTHY
+    assert f"install vllm=={REQUIRING} from the same index" in diagnosis.details[0]
+    assert "is missing" in diagnosis.details[0]
+
+
+def test_an_edited_file_beside_the_alias(environment, install, index, requiring):
+    """Only its files are put back: the alias stays where it is."""
+    install(f"vllm-glm5=={REQUIRING}")
+    (environment.site / "vllm" / "core.py").write_text("shared = 'edited'\n")
+    diagnosis = broken(environment, index)
+    assert len(diagnosis.commands) == 1
+    repair(environment, diagnosis, index)
+    repaired(environment, index)
+    assert environment.version("vllm") == REQUIRING
+
+
 def test_who_brings_upstream_in(environment, install, index):
     install(OURS)
     install("a-plugin")
