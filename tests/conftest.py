@@ -169,7 +169,10 @@ def vllm_environment(built, cache):
         requires = [
             line
             for line in archive.read(name).decode().splitlines()
-            if line.startswith("Requires-Dist") and "extra ==" not in line
+            if line.startswith("Requires-Dist")
+            and "extra ==" not in line
+            # The alias has no dependencies of its own: a revision needs no new environment.
+            and line != f"Requires-Dist: vllm=={built['version']}"
         ]
     key = hashlib.sha256("\n".join([sys.version, *requires]).encode()).hexdigest()[:16]
     folder = cache.root / "test-environments" / key
@@ -179,18 +182,19 @@ def vllm_environment(built, cache):
         "UV_NATIVE_TLS": "1",
     }
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--python", str(python)]
+    wheels = [path for path in (built["wheel"], built["alias"]) if path]
     with atomic.exclusive(folder, "the vLLM environment"):
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
             tools = ["pytest", "pytest-timeout", "hypothesis"]
-            subprocess.run([*uv, "--quiet", built["wheel"], *tools], env=env, check=True)
+            subprocess.run([*uv, "--quiet", *wheels, *tools], env=env, check=True)
             (folder / "complete").touch()
         installed = folder / "wheel.sha256"
         if not installed.exists() or installed.read_text() != built["sha256"]:
             installed.unlink(missing_ok=True)
             subprocess.run(
-                [*uv, "--quiet", "--no-deps", "--reinstall", built["wheel"]], env=env, check=True
+                [*uv, "--quiet", "--no-deps", "--reinstall", *wheels], env=env, check=True
             )
             installed.write_text(built["sha256"])
     return python

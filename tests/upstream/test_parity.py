@@ -47,6 +47,7 @@ def patched_project(network, tmp_path_factory):
     message = f"[Test] Change a bit of everything\n\n{reason}\n\nDrop-When: never [a test]\n"
     subprocess.run(["git", "add", "-A"], cwd=tree, check=True)
     subprocess.run(["git", "commit", "-q", "-m", message], cwd=tree, check=True)
+    (project / "patches" / TAG / "settings.toml").write_text("alias = true\n")
     run_builder("--project", project, "export", "--tag", TAG, "--worktree", tree,
                 "--raise-revision")  # fmt: skip
     return project
@@ -99,6 +100,7 @@ def test_metadata_is_the_same_field_by_field(both, official_wheel):
     assert "cloudpickle" in before
     assert any(r.startswith("fastapi[all]") for r in requires)
     assert not any(r.startswith("quack-kernels") for r in requires)
+    assert requires.count(f"vllm=={both[0]['version']}") == 1
     assert ours["Name"] == "vllm-glm5"
 
 
