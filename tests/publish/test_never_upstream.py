@@ -199,6 +199,25 @@ def test_uv_with_the_public_index_as_an_extra_one(
     assert state(environment) == ("none", "99.0", "upstream")
 
 
+@TOOLS
+def test_a_plugin_on_the_printed_line(
+    request, release, tool, tmp_path, environment, public, tool_number
+):
+    """The plugin takes the alias; the control is the same line without vllm-glm5, for pip alone."""
+    wheel = requiring(release)
+    (lines,) = released("directory", request, release, tool, tmp_path, public, wheel)
+    if not tool_number:
+        alone = lines[0].replace(f"vllm-glm5=={VERSION} vllm=={VERSION}", "another-plugin")
+        assert run(environment, f"{alone} --dry-run").stdout.rpartition("install")[2].split() == [
+            "another-plugin-1.0",
+            "vllm-99.0",
+        ]
+    done = run(environment, f"{lines[tool_number]} another-plugin")
+    assert done.returncode == 0, done.stderr
+    assert state(environment) == ours()
+    assert environment.version("another-plugin") == "1.0"
+
+
 PAGE = (ROOT / "docs" / "index.md").read_text()
 SECTION = PAGE.partition("## A release that requires the alias")[2].partition("\n## ")[0]
 
