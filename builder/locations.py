@@ -137,12 +137,13 @@ class Cache:
                     return
             # it was cleared while this waited
 
-    def clear(self) -> list[str]:
+    def clear(self, *, again: bool = False) -> list[str]:
         """Delete what is listed above; return the names of what else lies there, and stays.
 
         Waits until nobody uses it. A user may have named a folder as the cache that holds other
         things too: what was there before stays.
 
+        :param again: somebody else has cleaned it while this waited.
         :raises BuilderError: the tool has never used this folder; all of it stays.
         """
         import fcntl  # noqa: PLC0415 - keeps --help quick
@@ -155,6 +156,8 @@ class Cache:
         try:
             tag = (self.root / _TAG).open("rb")
         except FileNotFoundError:
+            if again or not self._holds_something():  # somebody begins it, or has just ended it
+                return []
             raise self._not_ours() from None
         with tag:
             try:
@@ -163,7 +166,7 @@ class Cache:
                 say(f"waiting: another process uses the cache ({self.root})")
                 fcntl.flock(tag, fcntl.LOCK_EX)
             if not os.fstat(tag.fileno()).st_nlink:  # cleaned meanwhile, and in use again perhaps
-                return self.clear()
+                return self.clear(again=True)
             text = tag.read().decode(errors="replace")
             if not text.startswith(_TAG_TEXT):
                 raise self._not_ours()  # another program's
@@ -179,6 +182,13 @@ class Cache:
             with suppress(OSError):  # somebody fills it again already
                 self.root.rmdir()
         return left
+
+    def _holds_something(self) -> bool:
+        from builder import atomic  # noqa: PLC0415 - keeps --help quick
+
+        with suppress(FileNotFoundError):
+            return any(not path.name.startswith(atomic.PREFIX) for path in self.root.iterdir())
+        return False
 
     def _not_ours(self) -> BuilderError:
         from builder.errors import BuilderError  # noqa: PLC0415 - keeps --help quick

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from builder import atomic
 from builder.locations import Cache
 from tests.build import madeup
 from tests.build.package_server import Fault
@@ -121,6 +122,35 @@ def test_builds_and_cleans_at_once_all_end_right(make_user, plain_sha256):
     for process in cleans:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
+
+
+def test_two_cleans_that_waited_for_the_same_build_both_end_right(user):
+    """The second finds nothing of the tool's any more, and a folder that is not the tool's."""
+    (user.cache / "environments").unlink()
+    madeup.write(user.cache, {"thesis.tex": "mine\n"})
+    user.ok("series", "--tag", user.tag)
+    with Cache(user.cache).in_use():
+        cleans = [
+            subprocess.Popen(
+                user.command("clean"), env=user.environment(), cwd=user.home, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        for process in cleans:
+            assert "waiting: another process uses the cache" in process.stderr.readline()
+    for process in cleans:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert files(user.cache) == {"thesis.tex": "mine\n"}
+
+
+def test_an_empty_folder_is_clean(user):
+    """As the cache is for a moment where a build begins it, or another clean has just ended it."""
+    (user.cache / "environments").unlink()
+    user.ok("clean")
+    (user.cache / f"{atomic.PREFIX}CACHEDIR.TAG-x").touch()
+    user.ok("clean")
 
 
 @pytest.mark.parametrize("name", ["vllm.git", "work", "wheels", "git.lock", "downloads", "series"])
