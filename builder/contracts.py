@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -193,6 +193,28 @@ def write_contracts(
         table["holds"] = lines.multiline(multiline=True)
     atomic.write_text(path, tomlkit.dumps(document))
     return path
+
+
+def renumber_contracts(path: Path, numbers: Mapping[int, int | None]) -> None:
+    """Make a file of contracts that of a series with other patches.
+
+    :param numbers: for each patch that is not there under its number any more, the one that it has
+        now, or None: then nobody leans on what its tables name. A file without tables is removed.
+    """
+    import tomlkit  # noqa: PLC0415 - only writing needs it
+
+    document = tomlkit.parse(path.read_text(encoding="utf-8"))  # comments stay
+    tables = document["contract"]
+    for index in reversed(range(len(tables))):
+        number = numbers.get(tables[index]["patch"], tables[index]["patch"])
+        if number is None:
+            del tables[index]
+        elif number != tables[index]["patch"]:
+            tables[index]["patch"] = number
+    if tables:
+        atomic.write_text(path, tomlkit.dumps(document))
+    else:
+        path.unlink()
 
 
 def require_kept(found: Sequence[Breach], missing: Sequence[str], series: Series) -> None:

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from builder import atomic, pin, rebase_state, rebase_tree
+from builder import atomic, contracts, pin, rebase_state, rebase_tree
 from builder.apply import AppliedSeries, apply_series
 from builder.checkout import SourceTree, using_repository
 from builder.contracts import Breach, breaches, read_contracts
@@ -51,8 +51,9 @@ def finish(
     target = project.patches / state.onto
     report = project.root / ".rebase" / f"{state.onto}.md"
     left = _left_to_run(state.onto)
+    dropped = {number_of(done.line) for done in state.done if done.commit is None}
     broken = breaches(
-        read_contracts(series),
+        [contract for contract in read_contracts(series) if contract.patch not in dropped],
         lambda path: source.repository.blob(f"{source.commit}:{path}"),
     )
     missing = imports_of(source.repository, source.commit, state.head(source.commit))
@@ -124,6 +125,12 @@ def _write(
             line = f"{number_of(line):04d}-{slug(subject)}.patch"
         atomic.write_bytes(new / line, data)
         lines[done.line] = line
+    renumbered = {
+        number_of(done.line): number_of(lines[done.line]) if done.line in lines else None
+        for done in state.done
+    }
+    if (new / contracts.NAME).exists() and any(before != now for before, now in renumbered.items()):
+        contracts.renumber_contracts(new / contracts.NAME, renumbered)
     comments = []
     for text in (series.folder / "series").read_text(encoding="utf-8").splitlines():
         if text.strip() and not text.startswith("#"):

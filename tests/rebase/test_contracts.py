@@ -126,6 +126,27 @@ def test_the_rebase_says_so_and_the_new_series_keeps_asking(case):
     assert file.read_text().startswith("# Ours.\n")  # comments stay
 
 
+def test_the_contracts_of_a_dropped_patch_go_with_it(moving):
+    """Whoever accepts what is there now would be told of a definition that nobody leans on."""
+    taken = edit(ENGINE, HOOK)
+    made = moving(
+        {PATH: ENGINE, BASE: BACKEND},
+        {PATH: taken, BASE: edit(BACKEND, CHANGES["renamed"][0])},
+        ("hook", {PATH: taken}),
+        ("common ours", {"vllm/ours.py": "a = 1\n"}),
+    )
+    of_second = f'\n[[contract]]\npatch = 2\npath = "{PATH}"\nname = "serve"\nwhy = "ours"\n'
+    (made.fork.folder(OLD) / contracts.NAME).write_text(FILE + of_second)
+    made.fork.run("contracts", "--tag", OLD, "--write")
+    said = made.begin("--drop", "1").stdout
+    assert "Backend" not in said
+    file = made.fork.folder(NEW) / contracts.NAME
+    text = file.read_text()
+    assert text.startswith("# Ours.\n")
+    assert [it.patch for it in contracts.read_contracts(made.fork.series(NEW))] == [2]
+    made.fork.run("contracts", "--tag", NEW, "--write")
+
+
 def test_a_definition_that_is_gone_cannot_be_accepted(case):
     made = case(edit(BACKEND, CHANGES["renamed"][0]))
     made.begin()

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from builder import contracts
 from tests.rebase.moving import ENGINE, NEW, OLD, edit
 from tests.series.fork import message
 
@@ -274,6 +275,8 @@ def test_a_shared_patch_that_had_to_change_is_no_longer_shared(moving):
     """Other releases name the file in common/: it stays as it is."""
     taken = {"vllm/ours.py": "def ours():\n    return 0\n"}
     case = moving({PATH: ENGINE}, {PATH: ENGINE} | taken, ("common ours", COMMON))
+    leans = f'[[contract]]\npatch = 1\npath = "{PATH}"\nname = "serve"\nwhy = "ours"\n'
+    (case.fork.folder(OLD) / contracts.NAME).write_text(leans)
     case.begin(code=30)
     case.user.write(COMMON)
     case.user.git("add", "vllm/ours.py")
@@ -281,6 +284,7 @@ def test_a_shared_patch_that_had_to_change_is_no_longer_shared(moving):
     shared = case.fork.project.patches / "common" / "0001-common-ours.patch"
     assert shared.read_bytes() == case.data["../common/0001-common-ours.patch"]
     assert [e.line for e in case.fork.series(NEW).entries] == ["0002-common-ours.patch"]
+    assert [it.patch for it in contracts.read_contracts(case.fork.series(NEW))] == [2]
     assert case.result("vllm/ours.py") == COMMON["vllm/ours.py"]
 
 
