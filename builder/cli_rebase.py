@@ -138,8 +138,9 @@ def rebase(
 
 def _status(*, as_json: bool) -> str:
     from builder import rebase as rebasing  # noqa: PLC0415
-    from builder import rebase_state  # noqa: PLC0415
+    from builder import rebase_state, rebase_tree  # noqa: PLC0415
     from builder.cli import State  # noqa: PLC0415
+    from builder.repository import Git  # noqa: PLC0415
 
     found = [
         state
@@ -156,6 +157,11 @@ def _status(*, as_json: bool) -> str:
         if state.stop is None or not state.stop.is_laid:
             lines.append("  it was interrupted; next: python -m builder rebase --continue "
                          f"--onto {state.onto}")  # fmt: skip
+            continue
+        folder = rebase_state.folder_of(State.project, state.onto) / "tree"
+        if rebase_tree.is_resolved(Git(folder), state.stop):
+            lines.append(f"  {state.stop.line} is resolved; next: python -m builder rebase "
+                         f"--continue --onto {state.onto}")  # fmt: skip
         else:
             lines.append(str(rebasing.stopped_error(State.project, state)))
     return "\n".join(lines)

@@ -112,6 +112,14 @@ def _old_commit(git: Git, trial: PatchTrial) -> str:
     return git.text("rev-parse", f"refs/patches/{number_of(trial.line):04d}")
 
 
+def is_resolved(git: Git, stop: Stop) -> bool:
+    """Whether a change is staged or committed there, and nothing is left to add or to resolve."""
+    lines = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
+    if any(line[1] != " " for line in lines):
+        return False
+    return bool(lines) or git.text("rev-parse", "HEAD") != stop.head
+
+
 def take(git: Git, stop: Stop) -> str:
     """Make the commit of what the person did; return its id. Author and date are the old patch's.
 

@@ -100,15 +100,21 @@ def test_a_stop_gives_what_a_person_needs(stopping):
     (state,) = stopping.status()
     assert state["stop"]["line"] == "0002-hook.patch"
     assert [d["outcome"] for d in state["done"]] == ["moved"]
-    assert "0002-hook.patch" in stopping.rebase("--status").stdout
+    said = stopping.rebase("--status").stdout
+    assert "0002-hook.patch" in said
+    assert "<<<<<<<" in said
 
 
 @pytest.mark.parametrize("how", ["staged", "committed", "reworded", "new cache"])
 def test_resolved_and_on(stopping, how):
     stopping.begin(code=30)
     resolve(stopping)
+    said = stopping.rebase("--status").stdout
+    assert "0002-hook.patch is resolved; next:" in said
+    assert "<<<<<<<" not in said
     if how == "committed":
         stopping.user.git("commit", "--quiet", "--no-edit")
+        assert "is resolved; next:" in stopping.rebase("--status").stdout
     if how == "reworded":
         text = message("hook anew", trailers="").encode()
         stopping.user.git("commit", "--quiet", "-F-", stdin=text)
