@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,31 @@ TAGS = sorted(path.parent.name for path in ROOT.glob("patches/v*/series"))
 EACH_RELEASE = pytest.mark.parametrize("tag", TAGS, scope="session")
 
 
+def _torch(tag):
+    return tomllib.loads((ROOT / "upstream" / f"{tag}.toml").read_text())["torch"]
+
+
+def given_environment(tag):
+    """The Python that VLLM_GLM5_ENVIRONMENTS ("v1=/path/to/python v2=...") names, or None.
+
+    It has upstream's wheel of the release and everything that the wheel requires.
+    """
+    given = dict(one.split("=", 1) for one in os.environ.get("VLLM_GLM5_ENVIRONMENTS", "").split())
+    return Path(given[tag]) if tag in given else None
+
+
+# A second torch takes 9 GB: the tests that need it run where an environment is given.
+TAGS_WITH_ENVIRONMENT = [
+    tag for tag in TAGS if _torch(tag) == _torch(TAG) or given_environment(tag)
+]
+
+
 def each_release(metafunc):
     """As EACH_RELEASE, for the tests of a module or folder that need a release's tree or wheel."""
     if "tag" in metafunc.fixturenames:
-        metafunc.parametrize("tag", TAGS, scope="session")
+        installs = "vllm_environment" in metafunc.fixturenames
+        tags = TAGS_WITH_ENVIRONMENT if installs else TAGS
+        metafunc.parametrize("tag", tags, scope="session")
         metafunc.has_tag = True
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, TAG, run_builder
+from tests.commands import ROOT, TAG, given_environment, run_builder
 
 # These need torch, triton and the wheel's other dependencies; tests/upstream runs them in an
 # environment that has those (test_in_vllm_environment.py).
@@ -157,9 +157,35 @@ def built(network, tmp_path_factory, tag):
     return json.loads(run_builder("--tag", tag, "--out", out, "--json").stdout)
 
 
+def _over(given, wheel, folder):
+    """A Python that has this wheel, and else the packages of the given one, as links."""
+    import zipfile
+
+    def site_of(python):
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        run = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+        return Path(run.stdout.strip())
+
+    subprocess.run([given, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    site = site_of(python)
+    for entry in site_of(given).iterdir():
+        if entry.name != "vllm" and not entry.name.startswith(("vllm-", "vllm_glm5-")):
+            (site / entry.name).symlink_to(entry)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return python
+
+
 @pytest.fixture(scope="session")
-def vllm_environment(built, cache):
-    """A Python that has the built wheel and everything that it requires; kept in the cache."""
+def vllm_environment(built, cache, tag, tmp_path_factory):
+    """A Python that has the built wheel and everything that it requires; kept in the cache.
+
+    Where VLLM_GLM5_ENVIRONMENTS names a Python for the release, nothing is installed.
+    """
+    if given := given_environment(tag):
+        return _over(given, built["wheel"], tmp_path_factory.mktemp("environment") / "venv")
+
     import zipfile
 
     from builder import atomic, package_index

@@ -46,12 +46,15 @@ def run_batch():
         batches.append(args)
 
     batches, lines = [], []
-    stand_in = types.ModuleType("vllm.entrypoints.openai.run_batch")
-    stand_in.main = batch
-    sys.modules[stand_in.__name__] = stand_in
+    # Where it stands in v0.20.2, and in v0.33.0.
+    for where in ("openai", "launchers"):
+        stand_in = types.ModuleType(f"vllm.entrypoints.{where}.run_batch")
+        stand_in.main = batch
+        sys.modules[stand_in.__name__] = stand_in
     module.logger.info = lambda message, *args: lines.append(message % args)
     module.RunBatchSubcommand.cmd(types.SimpleNamespace(enable_metrics=False))
-    del sys.modules[stand_in.__name__]
+    for where in ("openai", "launchers"):
+        del sys.modules[f"vllm.entrypoints.{where}.run_batch"]
     return [lines[0], len(batches)]
 
 

@@ -11,7 +11,11 @@ def test_the_patched_tree_has_none(patched_tree):
     assert list(look_ups(patched_tree)) == []
 
 
-ADDED_SINCE = {"v0.20.2": [], "v0.23.0": ["vllm/triton_utils/importing.py"]}
+ADDED_SINCE = {
+    "v0.20.2": [],
+    "v0.23.0": ["vllm/triton_utils/importing.py"],
+    "v0.33.0": ["vllm/snapshot/runtime.py"],
+}
 
 
 def test_upstreams_tree_has_them(base_tree, tag):

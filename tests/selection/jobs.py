@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
+from pathlib import Path
 
 NAME = "TRITON_MLA_SPARSE"
+TAG = os.environ.get("VLLM_GLM5_TAG", "v0.20.2")
+_SERIES = Path(__file__).parents[2] / "patches" / TAG / "series"
+# Whether this release's TRITON_MLA_SPARSE takes an fp8 cache.
+FP8 = "Take-an-fp8_ds_mla-cache" in _SERIES.read_text()
 # The checkpoints that name an fp8 KV cache: ModelOpt's NVFP4 ones.
 NVFP4 = {
     "quantization_config": {
@@ -38,16 +44,17 @@ KV_ARGUMENTS = [
 OURS = [
     ["matrix"],
     ["forced"],
+    ["rows_of_512"],
     ["construct", [12, 0], {"dtype": "bfloat16"}],
     ["construct", [12, 1], {"dtype": "float16"}],
     ["construct", [8, 6], {"dtype": "bfloat16"}],
     *(["engine_args", card, KV_ARGUMENTS] for card in ([8, 0], [9, 0], [12, 0], [12, 1])),
     ["engine_args", [9, 0], [{"hf_overrides": NVFP4, "attention_backend": "FLASHMLA_SPARSE"}]],
     ["engine_args", [10, 0], KV_ARGUMENTS[:1]],
-    *(["fp8_layer", [12, 0], dtype] for dtype in ("bfloat16", "float16")),
+    *(["fp8_layer", [12, 0], dtype] for dtype in ("bfloat16", "float16") if FP8),
     *(["indexer", card] for card in ([8, 9], [9, 0], [10, 0], [12, 0])),
 ]
-UPSTREAMS = [["matrix"], ["construct", [12, 0], {}]]
+UPSTREAMS = [["matrix"], ["rows_of_512"], ["construct", [8, 6], {}]]
 
 
 def name_of(job: list) -> str:

@@ -2,16 +2,19 @@
 
     probe.py TREE STUB_FOLDER JOBS
 
-JOBS is a JSON list of [what, card, ...]: ["matrix"], ["forced"], ["engine_args", card, arguments],
-["indexer", card], ["construct", card, model changes], ["fp8_layer", card, dtype]. All in one process: its imports are the cost.
+JOBS is a JSON list of [what, card, ...]: ["matrix"], ["forced"], ["rows_of_512"], ["engine_args",
+card, arguments], ["indexer", card], ["construct", card, model changes], ["fp8_layer", card, dtype].
+All in one process: its imports are the cost.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 import json
-import logging
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -109,6 +112,27 @@ def matrix(platform) -> list[dict]:
     return rows
 
 
+def rows_of_512(platform) -> dict[str, str]:
+    """What a card selects for a cache without RoPE columns (GLM-5.3-Flash)."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    answers = {}
+    with OnMeta(), set_current_vllm_config(vllm_config(model_config())):
+        for card in CARDS:
+            platform.faked = card
+            config = AttentionSelectorConfig(
+                512, torch.bfloat16, "auto", None, use_mla=True, use_sparse=True
+            )
+            try:
+                answer = resolve(platform.get_attn_backend_cls(None, config, 8))
+            except ValueError as error:
+                answer = f"ValueError: {error}"
+            answers[f"{card[0]}.{card[1]}"] = answer
+    return answers
+
+
 def resolve(path: str) -> str:
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
@@ -149,7 +173,7 @@ def model_on_meta(config):
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
-    from vllm.model_executor.models.deepseek_v2 import GlmMoeDsaForCausalLM
+    from vllm.model_executor.models.registry import ModelRegistry
     from vllm.utils import torch_utils
     from vllm.v1.worker.workspace import init_workspace_manager
 
@@ -168,8 +192,11 @@ def model_on_meta(config):
             init_workspace_manager(torch.device("meta"))
         torch.set_default_dtype(config.model_config.dtype)
         try:
+            built_by, _ = ModelRegistry.resolve_model_cls(
+                ["GlmMoeDsaForCausalLM"], config.model_config
+            )
             with OnMeta():
-                built = GlmMoeDsaForCausalLM(vllm_config=config)
+                built = built_by(vllm_config=config)
         finally:
             torch.set_default_dtype(torch.float32)
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
@@ -185,6 +212,24 @@ def construct(changes: dict) -> dict:
         "backends": sorted({layer.attn_backend.get_name() for layer in layers}),
         "layers": len(layers),
         "block_size": layers[0].attn_backend.get_preferred_block_size(16),
+        "lacking": lacking(layers[0]),
+    }
+
+
+def lacking(layer) -> dict[str, list[str]]:
+    """What the layer's classes read of the implementation and the metadata that ours have not."""
+    from vllm.v1.attention.backends.mla import triton_mla_sparse
+
+    source = "".join(
+        inspect.getsource(one) for one in type(layer).__mro__ if one.__module__.startswith("vllm.")
+    )
+    impl_reads = set(re.findall(r"\bself\.impl\.(\w+)", source))
+    metadata_reads = set(re.findall(r"\battn_metadata\.(\w+)", source))
+    fields = {field.name for field in dataclasses.fields(triton_mla_sparse.TritonMLASparseMetadata)}
+    return {
+        "read": sorted(impl_reads | metadata_reads),
+        "implementation": sorted(name for name in impl_reads if not hasattr(layer.impl, name)),
+        "metadata": sorted(metadata_reads - fields),
     }
 
 
@@ -240,14 +285,11 @@ def fp8_layer(dtype: str) -> dict:
 def engine_args(arguments: list[dict]) -> list[dict]:
     """The KV cache dtype that EngineArgs ends in, and what it logged."""
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.attention import remedy
 
     records: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record):
-            records.append(f"{record.levelname} {record.getMessage()}")
-
-    logging.getLogger("vllm.v1.attention.remedy").addHandler(Keep())
+    # Not a handler: since v0.33.0 the first engine config sets logging up anew.
+    remedy.logger.warning = lambda text, *args: records.append(text % args)
     answers = []
     for changes in arguments:
         records.clear()
@@ -296,6 +338,8 @@ def run(platform, what: str, card: list[int] | None = None, *arguments):
         return matrix(platform)
     if what == "forced":
         return forced(platform)
+    if what == "rows_of_512":
+        return rows_of_512(platform)
     if what == "indexer":
         return indexer()
     if what == "fp8_layer":

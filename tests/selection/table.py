@@ -10,8 +10,8 @@ capability; the test fails when this file and the code differ. To write it again
 `VLLM_GLM5_WRITE_DOCS=1 python -m pytest tests/upstream/test_in_vllm_environment.py -k selection`.
 
 Head size 576, sparse MLA, nothing forced. **bold**: upstream has no backend there and stops with
-an error. "8 / 64" are query heads per GPU. Rows of equal answers are joined. A dash is an error
-that names the flag to change.
+an error, or has the one that is named. "8 / 64" are query heads per GPU. Rows of equal answers are
+joined. A dash is an error that names the flag to change.
 """
 
 
@@ -34,7 +34,9 @@ def answer(rows: dict, upstream: dict, key: tuple) -> str:
     name, before = rows[key], upstream[key]
     if name.startswith("ValueError"):
         return "-"
-    return f"**{name}**" if before.startswith("ValueError") else name
+    if name == before:
+        return name
+    return f"**{name}**" + ("" if before.startswith("ValueError") else f" instead of {before}")
 
 
 def table(ours: list[dict], upstreams: list[dict]) -> str:

@@ -11,9 +11,14 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from jobs import NAME  # noqa: E402
+from jobs import FP8, NAME, TAG  # noqa: E402
 from table import join, split, table  # noqa: E402
 
+# Takes an FP8 cache only, makes "auto" one, and is reported to hang under load.
+FLASHINFER = "FLASHINFER_MLA_SPARSE_SM120"
+# The row widths of the backend, and whether DeepGEMM has kernels for SM12x, taken by name.
+HEAD_SIZES = {"v0.33.0": (576, 512)}.get(TAG, (576,))
+DEEP_GEMM_HAS_SM12X = TAG == "v0.33.0"
 DOCS = HERE.parents[1] / "docs" / "selection.md"
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,7 +31,8 @@ def test_equal_wherever_upstream_has_an_answer(ours, upstreams):
         where = {key: value for key, value in new.items() if key != "answer"}
         if not old["answer"].startswith("ValueError"):
             answered += 1
-            assert new["answer"] == old["answer"], where
+            overtaken = old["answer"] == FLASHINFER and new["kv"] == "auto"
+            assert new["answer"] == (NAME if overtaken else old["answer"]), where
         elif not new["sparse"]:
             # The remedy is all that may be new.
             assert new["answer"].startswith(old["answer"].split(" Reasons:")[0]), where
@@ -39,16 +45,18 @@ def test_glm5_is_served_on_every_card_that_upstream_leaves_out(ours, upstreams):
     for new, old in zip(ours, upstreams, strict=True):
         if not new["sparse"] or new["kv"] == "fp8_e5m2":
             continue
+        if not FP8 and new["kv"].startswith("fp8"):
+            continue
         if new["card"].startswith(("8.", "12.")):
-            assert old["answer"].startswith("ValueError"), (
-                "upstream gained a backend: see the patch"
-            )
+            assert old["answer"].startswith("ValueError") or (
+                old["answer"] == FLASHINFER and new["kv"] == "auto"
+            ), "upstream gained a backend: see the patch"
             assert new["answer"] == NAME, new
             served += 1
         elif old["answer"].startswith("ValueError"):
             assert new["answer"] == NAME, new
             elsewhere += 1
-    assert served >= 5 * 2 * 6 * 2
+    assert served >= 5 * 2 * (6 if FP8 else 3) * 2
     assert elsewhere
 
 
@@ -60,7 +68,7 @@ def test_the_native_backend_keeps_the_fp8_cache_that_it_takes(ours):
     }
     assert picked["9.0", "bfloat16", "fp8"] == "FLASHMLA_SPARSE"
     assert picked["9.0", "bfloat16", "fp8_ds_mla"] == "FLASHMLA_SPARSE"
-    assert picked["9.0", "float16", "fp8"] == NAME
+    assert (picked["9.0", "float16", "fp8"] == NAME) == FP8
     assert picked["10.0", "bfloat16", "fp8_e4m3"] == "FLASHINFER_MLA_SPARSE"
 
 
@@ -75,14 +83,15 @@ def test_the_reasons_of_upstream_stay_and_a_remedy_is_added(ours, upstreams):
 
 def test_forced_anywhere_and_refused_with_the_reason(decided):
     for row in decided["ours forced"]:
-        fits = row["card"][0] >= 8 and row["head_size"] == 576
-        if fits and row["kv"] != "fp8_e5m2":
+        fits = row["card"][0] >= 8 and row["head_size"] in HEAD_SIZES
+        if fits and (row["kv"] == "auto" or (FP8 and row["kv"] != "fp8_e5m2")):
             assert row["answer"] == NAME, row
             continue
         assert row["answer"].startswith("ValueError: Selected backend"), row
         if row["kv"] == "fp8_e5m2":
             assert "kv_cache_dtype not supported" in row["answer"]
-            remedy = f"Remedy: --kv-cache-dtype fp8 makes {NAME} valid here."
+            kind = "fp8" if FP8 else "auto"
+            remedy = f"Remedy: --kv-cache-dtype {kind} makes {NAME} valid here."
             assert (remedy in row["answer"]) == fits, row
         if row["card"][0] < 8:
             assert "compute capability not supported" in row["answer"]
@@ -93,6 +102,16 @@ def test_forced_anywhere_and_refused_with_the_reason(decided):
 def test_a_checkpoints_fp8_cache_is_kept(decided, card):
     """Under the name that the best backend of the card takes: FLASHMLA_SPARSE knows "fp8" alone."""
     answers = decided[f"ours engine_args {card}"]
+    if not FP8:
+        # FLASHINFER_MLA_SPARSE_SM90 takes it; elsewhere nothing does but what is reported to hang.
+        kept = card == "9.0"
+        assert answers[0]["kv"] == ("fp8_e4m3" if kept else "auto")
+        assert [bool(answer["log"]) for answer in answers[:4]] == [
+            not kept, True, False, True,
+        ]  # fmt: skip
+        assert f"which {NAME} does not take" in answers[3]["log"][0]
+        assert [answer["kv"] for answer in answers[7:]] == ["auto", "fp8"]
+        return
     best = "fp8" if card == "9.0" else "fp8_e4m3"
     kept = [answer["kv"] for answer in answers[:4]]
     assert kept == [best, "fp8_e4m3", "fp8_ds_mla", "fp8_e4m3"]
@@ -105,7 +124,7 @@ def test_a_checkpoints_cache_of_4_bits_falls_back_and_a_users_does_not(decided, 
     fallen, forced, asked = answers = decided[f"ours engine_args {card}"][4:7]
     if fallen["kv"].startswith("ValueError"):
         # From v0.23.0 on upstream refuses 4 bits for MLA before anything is selected.
-        assert os.environ["VLLM_GLM5_TAG"] != "v0.20.2"
+        assert TAG != "v0.20.2"
         assert all("nvfp4 KV cache is not supported with MLA" in answer["kv"] for answer in answers)
         return
     assert fallen["kv"] == forced["kv"] == "auto"
@@ -116,7 +135,12 @@ def test_a_checkpoints_cache_of_4_bits_falls_back_and_a_users_does_not(decided, 
 
 
 def test_a_checkpoints_fp8_cache_under_a_forced_native_backend(decided):
-    assert decided["ours engine_args 9.0 forced"] == [{"kv": "fp8", "log": []}]
+    (answer,) = decided["ours engine_args 9.0 forced"]
+    if FP8:
+        assert answer == {"kv": "fp8", "log": []}
+    else:  # it knows "fp8" alone
+        assert answer["kv"] == "auto"
+        assert "which FLASHMLA_SPARSE does not take" in answer["log"][0]
 
 
 def test_a_servable_checkpoint_cache_is_kept(decided):
@@ -127,6 +151,8 @@ def test_a_servable_checkpoint_cache_is_kept(decided):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_fp8_layer_writes_and_reads_packed_rows(decided, dtype):
     """The op is handed bfloat16 whatever the model's type: it takes float16 for whole numbers."""
+    if not FP8:
+        return
     layer = decided[f"ours fp8_layer {dtype}"]
     assert layer["backend"] == NAME
     assert layer["kv"] == ["fp8_ds_mla", "fp8_ds_mla"]
@@ -152,33 +178,69 @@ def test_glm5_in_full_size_constructs(decided, card):
     assert round(built["parameters"] / 1e9, 1) == 743.9
 
 
+# Read behind conditions that do not hold here: Intel's AMX, and a dense prefill.
+AMX = {"_w_uk_packed", "_w_uv_packed", "_w_scale"}
+DENSE_PREFILL = {
+    "masked_mha_workspace_fits", "prefill_max_seq_len", "topk_tokens", "num_decodes",
+    "num_decode_tokens", "num_prefills", "prefill", "decode", "forward_mha",
+}  # fmt: skip
+
+
+def test_the_layer_reads_nothing_that_ours_have_not(decided):
+    """An attribute that a base class gained ended a release's engines at their start."""
+    lacking = decided["ours construct 12.0"]["lacking"]
+    assert {"forward_mqa", "num_actual_tokens"} <= set(lacking["read"])
+    assert set(lacking["implementation"]) <= AMX | DENSE_PREFILL
+    assert set(lacking["metadata"]) <= DENSE_PREFILL
+    if TAG == "v0.33.0":
+        assert {"record_logical_topk_ready", "prefill"} <= set(lacking["read"])
+        assert not lacking["metadata"]
+        assert set(lacking["implementation"]) <= AMX | {"masked_mha_workspace_fits"}
+
+
 def test_upstream_cannot_construct_it(decided):
     """The control, and the day when this fails is the day to look at dropping the patch."""
-    assert "No valid attention backend" in decided["upstream construct 12.0"]["error"]
+    assert "No valid attention backend" in decided["upstream construct 8.6"]["error"]
+
+
+def test_rows_of_512_are_selected_as_those_of_576(decided):
+    """GLM-5.3-Flash; the releases before it have no such model."""
+    for card, before in decided["upstream rows_of_512"].items():
+        new = decided["ours rows_of_512"][card]
+        if before.startswith("ValueError") or before == FLASHINFER:
+            assert new == NAME if 512 in HEAD_SIZES else new.startswith("ValueError"), card
+        else:
+            assert new == before, card
 
 
 @pytest.mark.parametrize(
-    ("card", "has_kernels"), [("9.0", True), ("10.0", True), ("8.9", False), ("12.0", False)]
+    ("card", "unasked", "has_kernels"),
+    [
+        ("9.0", "deep_gemm", True),
+        ("10.0", "deep_gemm", True),
+        ("8.9", "triton", False),
+        ("12.0", "triton", DEEP_GEMM_HAS_SM12X),
+    ],
 )
-def test_indexer_switch(decided, card, has_kernels):
+def test_indexer_switch(decided, card, unasked, has_kernels):
     """Both negatives: kernels for the card, and an extension for this Python."""
     answers = decided[f"ours indexer {card}"]
-    assert answers["auto importable"] == ("deep_gemm" if has_kernels else "triton")
+    assert answers["auto importable"] == unasked
     assert answers["auto missing"] == "triton"
     assert answers["triton importable"] == answers["triton missing"] == "triton"
     assert (answers["deep_gemm importable"] == "deep_gemm") == has_kernels
     for why in ("missing",) if has_kernels else ("missing", "importable"):
         error = answers[f"deep_gemm {why}"]
         assert error.startswith("RuntimeError: VLLM_SPARSE_INDEXER_BACKEND=deep_gemm")
-        reason = "cannot be imported in this Python" if has_kernels else "no kernels for this GPU"
+        reason = "cannot be imported" if has_kernels else "no kernels for this GPU"
         assert reason in error
 
 
 def test_docs_say_what_is_selected(ours, upstreams):
-    tag, selected = os.environ["VLLM_GLM5_TAG"], table(ours, upstreams)
+    selected = table(ours, upstreams)
     written = split(DOCS.read_text())
     if os.environ.get("VLLM_GLM5_WRITE_DOCS"):
-        written[tag] = selected
+        written[TAG] = selected
         DOCS.write_text(join(written))
-    assert written[tag] == selected
+    assert written[TAG] == selected
     assert DOCS.read_text() == join(written)
