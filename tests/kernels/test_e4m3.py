@@ -1,4 +1,4 @@
-"""Patch 0009: e4m3 below capability 8.9, in the releases whose fused kernels quantize."""
+"""Patch 0011: e4m3 below capability 8.9, in the releases whose fused kernels quantize."""
 
 from __future__ import annotations
 
