@@ -19,6 +19,8 @@ FLASHINFER = "FLASHINFER_MLA_SPARSE_SM120"
 # The row widths of the backend, and whether DeepGEMM has kernels for SM12x, taken by name.
 HEAD_SIZES = {"v0.33.0": (576, 512)}.get(TAG, (576,))
 DEEP_GEMM_HAS_SM12X = TAG == "v0.33.0"
+# What the remedy names for a cache of another fp8 type.
+KIND = "fp8" if FP8 else "auto"
 DOCS = HERE.parents[1] / "docs" / "selection.md"
 pytestmark = pytest.mark.timeout(600)
 
@@ -78,7 +80,7 @@ def test_the_reasons_of_upstream_stay_and_a_remedy_is_added(ours, upstreams):
             reasons = old["answer"].split("Reasons: {")[1].rstrip("}.")
             for reason in reasons.split("], "):
                 assert reason.rstrip("]") in new["answer"]
-            assert f"Remedy: --kv-cache-dtype fp8 makes {NAME} valid here." in new["answer"]
+            assert f"Remedy: --kv-cache-dtype {KIND} makes {NAME} valid here." in new["answer"]
 
 
 def test_forced_anywhere_and_refused_with_the_reason(decided):
@@ -90,8 +92,7 @@ def test_forced_anywhere_and_refused_with_the_reason(decided):
         assert row["answer"].startswith("ValueError: Selected backend"), row
         if row["kv"] == "fp8_e5m2":
             assert "kv_cache_dtype not supported" in row["answer"]
-            kind = "fp8" if FP8 else "auto"
-            remedy = f"Remedy: --kv-cache-dtype {kind} makes {NAME} valid here."
+            remedy = f"Remedy: --kv-cache-dtype {KIND} makes {NAME} valid here."
             assert (remedy in row["answer"]) == fits, row
         if row["card"][0] < 8:
             assert "compute capability not supported" in row["answer"]
