@@ -80,16 +80,24 @@ def _imports(source: bytes | None) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield every statement; expressions are most of a tree, and hold no import."""
-    for below in _bodies(node):
+    """Yield every statement that may run; expressions are most of a tree, and hold no import."""
+    for below in _bodies(node, skip="body" if _is_for_type_checkers(node) else ""):
         yield below
         yield from _statements(below)
 
 
-def _bodies(node: ast.AST) -> Iterator[ast.AST]:
+def _is_for_type_checkers(node: ast.AST) -> bool:
+    if not isinstance(node, ast.If):
+        return False
+    test = node.test
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
+
+
+def _bodies(node: ast.AST, skip: str = "") -> Iterator[ast.AST]:
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
         below = getattr(node, field, None)
-        if isinstance(below, list):
+        if field != skip and isinstance(below, list):
             yield from below
 
 

@@ -46,6 +46,8 @@ def faults(text, **changed):
         "import vllm._C\nfrom vllm._version import version\n",
         "import torch\nfrom torch import nothing\nfrom . import nothing\n",
         "from vllm_other import x\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from vllm.gone import x\n",
+        "import typing\nif typing.TYPE_CHECKING:\n    import vllm.gone\n",
     ],
 )
 def test_what_is_there(text):
@@ -62,6 +64,10 @@ def test_what_is_there(text):
         ("from vllm import gone\n", [(1, "vllm has no gone")]),
         ("def f():\n    from vllm.gone import x\n", [(2, "there is no module vllm.gone")]),
         ("if True:\n    from vllm.pack import other\n", [(2, "vllm.pack has no other")]),
+        (
+            "if TYPE_CHECKING:\n    import vllm.gone\nelse:\n    import vllm.old\n",
+            [(4, "there is no module vllm.old")],
+        ),
     ],
 )
 def test_what_is_not(text, found):
