@@ -17,9 +17,18 @@ HERE = Path(__file__).parent
 # Nothing here may depend on what a hub answers; huggingface_hub reads this when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path[:0] = [str(HERE), str(HERE.parent / "gpu"), str(HERE.parent / "selection")]
+from release import IN_TREE  # noqa: E402 - found by the line above
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "plugin: for releases that leave GGUF to a plugin")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if IN_TREE:
+        others = [item for item in items if item.get_closest_marker("plugin")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     for item in items:
         if HERE in item.path.parents:
             # Importing vLLM and its dependencies warns; none of it is ours.
@@ -30,6 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def data() -> Path:
     return HERE / "data"
+
+
+@pytest.fixture(scope="session")
+def tree() -> Path:
+    return Path(os.environ["VLLM_GLM5_TREE"])
 
 
 @pytest.fixture(scope="session", autouse=True)

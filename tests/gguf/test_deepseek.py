@@ -178,6 +178,15 @@ def test_a_split_file_is_the_checkpoint_bit_for_bit(folder):
     assert cpu_vllm.differing(cpu_vllm.parameters(ours), cpu_vllm.parameters(right)) == []
 
 
+def test_a_model_of_which_transformers_has_no_class(folder, tmp_path):
+    """Kimi K2's config names DeepSeek V3's architecture, and a model type that vLLM alone knows."""
+    values = json.dumps(CONFIG | {"model_type": "kimi_k2"})
+    (tmp_path / "config.json").write_text(values)
+    ours = cpu_vllm.load(cpu_vllm.engine_config(folder / "split.gguf", tmp_path))
+    right = cpu_vllm.load(cpu_vllm.engine_config(folder / "split.gguf", folder / "hf"))
+    assert cpu_vllm.differing(cpu_vllm.parameters(ours), cpu_vllm.parameters(right)) == []
+
+
 def test_parts_in_reverse_order(folder, tmp_path):
     write(tmp_path / "reverse.gguf", dict(reversed(split(checkpoint()).items())))
     right = cpu_vllm.load(cpu_vllm.engine_config(folder / "split.gguf", folder / "hf"))

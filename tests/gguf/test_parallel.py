@@ -7,6 +7,7 @@ import json
 import cpu_vllm
 import gguf_model
 import pytest
+import release
 import torch
 
 # GLM-5's, but for the numbers of layers, experts and (see below) words.
@@ -43,12 +44,10 @@ def whole(model_file):
 def load(model_file, rank, size):
     """Parameters, and the parts of the merged layers, which GGUF pads to one width."""
     model = cpu_vllm.load(cpu_vllm.engine_config(model_file, None), rank=rank, size=size)
-    out = {}
+    out = cpu_vllm.parameters(model)
     for name, parameter in model.named_parameters():
-        offsets = getattr(parameter, "shard_offset_map", None)
-        if offsets is None:
-            out[name] = parameter.data
-        else:
+        if offsets := getattr(parameter, "shard_offset_map", None):
+            del out[name]
             for part, (start, end, width) in offsets.items():
                 out[f"{name}[{part}]"] = parameter.data[start:end, :width]
     return out
@@ -122,7 +121,6 @@ def test_rows_of_the_vocabulary(size):
     """GLM-5's 154,880 words, on narrow rows of Q4_K."""
     import numpy as np
     from vllm.config import VllmConfig
-    from vllm.model_executor.layers.quantization.gguf import GGUFConfig
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     rng = np.random.default_rng(1)
@@ -130,8 +128,9 @@ def test_rows_of_the_vocabulary(size):
     parts = []
     for rank in range(size):
         with cpu_vllm.ranks(VllmConfig(), rank, size):
-            layer = VocabParallelEmbedding(154880, 256, quant_config=GGUFConfig())
-            layer.weight_loader(layer.qweight, data)
+            config = release.methods().GGUFConfig()
+            layer = VocabParallelEmbedding(154880, 256, quant_config=config)
+            layer.qweight.weight_loader(layer.qweight, data)
             used = layer.shard_indices
             parts.append(
                 layer.qweight.data[: used.org_vocab_end_index - used.org_vocab_start_index]

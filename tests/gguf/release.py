@@ -1,0 +1,43 @@
+"""What the tests name differently where GGUF is in vLLM's tree and where it is a plugin's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+# The last release with GGUF in the tree is v0.23.0.
+IN_TREE = os.environ.get("VLLM_GLM5_TAG") in ("v0.20.2", "v0.23.0")
+# The model of later releases keeps experts in a module of their own and makes no indexer that it
+# does not run.
+EXPERTS = "mlp.experts" if IN_TREE else "mlp.experts.routed_experts"
+
+
+def methods():
+    """The module that has GGUFConfig and multiplies by fused_mul_mat_gguf."""
+    name = (
+        "vllm.model_executor.layers.quantization.gguf"
+        if IN_TREE
+        else "vllm_gguf_plugin.quantization"
+    )
+    return importlib.import_module(name)
+
+
+def loader_class():
+    """The loader of GGUF files as vLLM finds it."""
+    from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER
+
+    return _LOAD_FORMAT_TO_MODEL_LOADER["gguf"]
+
+
+def routed_experts(layer):
+    return layer.mlp.experts if IN_TREE else layer.mlp.experts.routed_experts
+
+
+def weights_of(model_config) -> str:
+    """The file that a config loads; the plugin makes `model` the folder of its config."""
+    return model_config.model_weights or model_config.model
+
+
+def shares_indexer(layer) -> bool:
+    attention = layer.self_attn
+    return attention.mla_attn.skip_topk if IN_TREE else attention.indexer is None
