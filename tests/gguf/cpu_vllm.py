@@ -86,8 +86,8 @@ def engine_config(model: Path | str, hf_config_path: Path | None, **changes):
 
 
 @contextmanager
-def ranks(config, rank: int = 0, size: int = 1):
-    """A process group in which this process is one tensor parallel rank of `size`."""
+def ranks(config, rank: int = 0, size: int = 1, stage: int = 0, stages: int = 1):
+    """Process groups in which this is a tensor parallel rank of `size`, in a pipeline's stage."""
     import vllm.distributed.parallel_state as state
     from vllm.config import set_current_vllm_config
 
@@ -101,16 +101,20 @@ def ranks(config, rank: int = 0, size: int = 1):
             state.initialize_model_parallel(1, 1)
         # Loading needs no communication: a rank is its number.
         group = mock.Mock(wraps=state._TP, world_size=size, rank_in_group=rank)
-        with mock.patch.object(state, "_TP", group):
+        pipeline = mock.Mock(
+            wraps=state._PP, world_size=stages, rank_in_group=stage,
+            is_first_rank=stage == 0, is_last_rank=stage == stages - 1,
+        )  # fmt: skip
+        with mock.patch.object(state, "_TP", group), mock.patch.object(state, "_PP", pipeline):
             yield
 
 
-def load(config, *, rank: int = 0, size: int = 1, draft: bool = False):
+def load(config, *, draft: bool = False, **place: int):
     """The model (or its MTP draft) as a worker loads it."""
     from vllm.model_executor.model_loader import get_model
 
     draft_config = config.speculative_config.draft_model_config if draft else None
-    with ranks(config, rank, size):
+    with ranks(config, **place):
         return get_model(vllm_config=config, model_config=draft_config)
 
 

@@ -108,6 +108,21 @@ def test_a_rank_asks_for_the_bytes_that_it_reads(size, model_file, whole):
         assert max(sum(span) for span in ranges) == tensor.offset + tensor.nbytes
 
 
+def test_pipeline_stages_put_together_are_the_whole(files, data):
+    """Each reads its own layers; embedding and head are the first's and the last's."""
+
+    def parameters(**place):
+        config = cpu_vllm.engine_config(files["Q4_K_M"], data / "hf")
+        return cpu_vllm.parameters(cpu_vllm.load(config, **place))
+
+    whole = parameters()
+    first, last = (parameters(stage=stage, stages=2) for stage in range(2))
+    assert "model.embed_tokens.qweight" in first
+    assert "lm_head.qweight" in last
+    assert not first.keys() & last.keys()
+    assert cpu_vllm.differing(first | last, whole) == []
+
+
 def test_sixteen_ranks_cut_a_block(model_file):
     words = (
         r"ffn_down_exps.weight \(Q6_K\).*size 16 .*2048 columns into parts of 128.*blocks of 256"
