@@ -174,39 +174,54 @@ def _over(given, wheel, folder):
             (site / entry.name).symlink_to(entry)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
+    plugin = [line.partition(": ")[2] for line in _requires(wheel) if "vllm-gguf-plugin" in line]
+    if plugin and not (site / "vllm_gguf_plugin").exists():  # upstream's wheel does without
+        uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*uv, "--python", str(python), "--target", str(site), "gguf<0.20", *plugin],
+                       env=_uv_environment(), check=True)  # fmt: skip
     return python
+
+
+def _requires(wheel):
+    """What a wheel requires without any extra: the lines of its METADATA."""
+    import zipfile
+
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return [
+            line
+            for line in archive.read(name).decode().splitlines()
+            if line.startswith("Requires-Dist") and "extra ==" not in line
+        ]
+
+
+def _uv_environment():
+    from builder import package_index
+
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "UV_DEFAULT_INDEX": package_index.pip_settings().urls[0],
+        "UV_NATIVE_TLS": "1",
+    }
 
 
 @pytest.fixture(scope="session")
 def vllm_environment(built, cache, tag, tmp_path_factory):
     """A Python that has the built wheel and everything that it requires; kept in the cache.
 
-    Where VLLM_GLM5_ENVIRONMENTS names a Python for the release, nothing is installed.
+    Where VLLM_GLM5_ENVIRONMENTS names a Python for the release, its packages are taken.
     """
     if given := given_environment(tag):
         return _over(given, built["wheel"], tmp_path_factory.mktemp("environment") / "venv")
 
-    import zipfile
+    from builder import atomic
 
-    from builder import atomic, package_index
-
-    with zipfile.ZipFile(built["wheel"]) as archive:
-        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        requires = [
-            line
-            for line in archive.read(name).decode().splitlines()
-            if line.startswith("Requires-Dist")
-            and "extra ==" not in line
-            # The alias has no dependencies of its own: a revision needs no new environment.
-            and line != f"Requires-Dist: vllm=={built['version']}"
-        ]
+    # The alias has no dependencies of its own: a revision needs no new environment.
+    alias = f"Requires-Dist: vllm=={built['version']}"
+    requires = [line for line in _requires(built["wheel"]) if line != alias]
     key = hashlib.sha256("\n".join([sys.version, *requires]).encode()).hexdigest()[:16]
     folder = cache.root / "test-environments" / key
     python = folder / "bin" / "python"
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
-        "UV_DEFAULT_INDEX": package_index.pip_settings().urls[0],
-        "UV_NATIVE_TLS": "1",
-    }
+    env = _uv_environment()
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--python", str(python)]
     wheels = [path for path in (built["wheel"], built["alias"]) if path]
     with atomic.exclusive(folder, "the vLLM environment"):
