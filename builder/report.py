@@ -79,7 +79,7 @@ def series_table(applied: AppliedSeries, touched: tuple[TouchedPath, ...]) -> st
         lines.append(f"  {patch.name}")
         lines += [f"    {path}" for path in ships]
         if rest:
-            lines.append(f"    and {counted(rest, 'file')} that never ship (tests, docs)")
+            lines.append(f"    and {counted(rest, 'file')} of tests and docs, never shipped")
         lines += [
             f"    moved: {hunk.path} hunk {hunk.number} by {hunk.offset:+d} lines, still in "
             f"{hunk.scope or 'the module level'}"
