@@ -26,51 +26,14 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
+
+from gguf_model import REAL_LAYERS
+
 INDEXERS = {"TRITON_MLA_SPARSE": "triton", "FLASHMLA_SPARSE": "deep_gemm"}
 NEW_TOKENS = 33
 KV_GIB = 40
-CONFIG = {
-    "architectures": ["GlmMoeDsaForCausalLM"],
-    "attention_bias": False,
-    "dtype": "bfloat16",
-    "first_k_dense_replace": 1,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 6144,
-    "index_head_dim": 128,
-    "index_n_heads": 32,
-    "index_topk": 2048,
-    "indexer_rope_interleave": True,
-    "intermediate_size": 12288,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 202752,
-    "model_type": "glm_moe_dsa",
-    "moe_intermediate_size": 2048,
-    "moe_layer_freq": 1,
-    "n_group": 1,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 64,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 64,
-    "num_nextn_predict_layers": 0,
-    "q_lora_rank": 2048,
-    "qk_head_dim": 256,
-    "qk_nope_head_dim": 192,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_interleave": True,
-    "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "v_head_dim": 256,
-    "vocab_size": 8192,
-}
+CONFIG = REAL_LAYERS | {"max_position_embeddings": 202752, "vocab_size": 8192}
 # Parts of a layer by what their kernels are called; the first that matches counts.
 PARTS = {
     "attention": ("sparse_mla", "flash_fwd_splitkv", "sparse_fwd", "flashmla", "merge_splits"),

@@ -25,9 +25,7 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,15 +102,9 @@ class Work:
 
 def instructions(cubin: bytes) -> tuple[list[str], dict[str, int]]:
     """(mnemonics in order, {label: index of its first instruction}) by the bundled nvdisasm."""
-    import triton
+    from aot import said_of
 
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run(
-            [tool, "-c", file.name], capture_output=True, text=True, check=True
-        ).stdout
+    text = said_of(cubin, "nvdisasm", "-c")
     found: list[str] = []
     labels: dict[str, int] = {}
     for line in text.splitlines():

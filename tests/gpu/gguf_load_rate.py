@@ -18,19 +18,7 @@ from pathlib import Path
 
 import gguf_model
 
-BASE = gguf_model.CONFIG | {
-    "first_k_dense_replace": 1,
-    "hidden_size": 6144,
-    "intermediate_size": 12288,
-    "moe_intermediate_size": 2048,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 2,
-    "num_nextn_predict_layers": 0,
-    "q_lora_rank": 2048,
-    "vocab_size": 20480,
-}
+BASE = gguf_model.REAL_LAYERS | {"num_hidden_layers": 2, "vocab_size": 20480}
 GIB_PER_EXPERT = 0.0235
 GIB_FIXED = 0.45
 

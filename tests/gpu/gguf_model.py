@@ -62,6 +62,19 @@ CONFIG = {
     "vocab_size": 512,
 }
 
+# A layer as GLM-5 has it; few of them.
+REAL_LAYERS = CONFIG | {
+    "hidden_size": 6144,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 8,
+    "num_key_value_heads": 64,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": 2048,
+}
+
 LARGE = 1 << 24  # elements
 
 

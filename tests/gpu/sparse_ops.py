@@ -84,6 +84,49 @@ def error(actual, expected) -> float:
     return float((actual[finite] - expected[finite]).norm() / norm.clamp_min(1e-30))
 
 
+def check_replay_with_padded_rows(call, inputs, expected, bound: float) -> None:
+    """Three requests replayed in a graph of eight: real rows are right, the others touch nothing.
+
+    inputs: q [8, H, D], cache, indices [8, K]; call and expected take the three and give (out, lse).
+    """
+    import torch
+
+    q, cache, indices = inputs[0].clone(), inputs[1], inputs[2].clone()
+    call(q, cache, indices)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = call(q, cache, indices)
+    indices[3:] = -1
+    q[3:] = torch.nan
+    for _ in range(3):
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        right, right_lse = expected(q[:3], cache, indices[:3])
+        assert error(out[:3], right) < bound
+        assert error(lse[:3], right_lse) < 1e-4
+        indices[:3] = indices[:3].flip(0)
+
+
+def check_nothing_compiles(call, warmed_up, inputs) -> None:
+    """No batch size compiles a kernel after the sizes of the warm-up; inputs as above, 2,048 tokens."""
+    from triton import knobs
+
+    q, cache, indices = inputs
+    for tokens in warmed_up:
+        call(q[:tokens], cache, indices[:tokens])
+    compiled = []
+    before = knobs.runtime.jit_cache_hook
+    knobs.runtime.jit_cache_hook = lambda **kwargs: compiled.append(kwargs.get("repr"))
+    try:
+        for tokens in [*range(1, 300), 511, 512, 513, 1000, 2047, 2048]:
+            call(q[:tokens], cache, indices[:tokens])
+    finally:
+        knobs.runtime.jit_cache_hook = before
+    assert not compiled, compiled[:3]
+
+
 class PoisonedTorch:
     """torch, but what empty() returns holds NaN, or 0x7f bytes: nothing may be left unwritten."""
 

@@ -26,20 +26,7 @@ from gguf_suite import call, relative_l2, top1
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(900)]
 
-CONFIG = gguf_model.CONFIG | {
-    "first_k_dense_replace": 1,
-    "hidden_size": 6144,
-    "intermediate_size": 12288,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 3,
-    "num_nextn_predict_layers": 0,
-    "q_lora_rank": 2048,
-    "vocab_size": 2048,
-}
+CONFIG = gguf_model.REAL_LAYERS | {"vocab_size": 2048}
 KINDS = {"Q8_0": 0.06, "Q4_K": 0.10}
 PROMPT = 2304  # past index_topk
 # The cut through ffn_down_exps goes through rows that are less than a page: a rank reads them all.

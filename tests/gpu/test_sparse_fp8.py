@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_ops import ds_mla_rows, ds_mla_values, error, gpu_marks, poisoned, reference  # noqa: E402
+from sparse_ops import (  # noqa: E402
+    check_nothing_compiles,
+    check_replay_with_padded_rows,
+    ds_mla_rows,
+    ds_mla_values,
+    error,
+    gpu_marks,
+    poisoned,
+    reference,
+)
 
 pytestmark = gpu_marks()
 # Weights of the sum over rows are bfloat16 for either type of queries.
@@ -181,43 +191,16 @@ def test_fp8_batch_invariance_is_bitwise(ops):
 
 
 def test_fp8_graph_replay_with_padded_rows(ops):
-    """Three requests replayed in a graph of eight: real rows are right, the others touch nothing."""
     q, cache, indices = case(8, 8, 2048)
-    arguments = [q.clone(), cache, indices.clone()]
-    call(ops, *arguments)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, lse = call(ops, *arguments)
-    arguments[2][3:] = -1
-    arguments[0][3:] = torch.nan
-    for _ in range(3):
-        out.fill_(torch.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        right, right_lse = expected(arguments[0][:3], cache, arguments[2][:3])
-        assert error(out[:3], right) < BOUND[q.dtype]
-        assert error(lse[:3], right_lse) < 1e-4
-        arguments[2][:3] = arguments[2][:3].flip(0)
+    inputs, bound = (q, cache, indices), BOUND[q.dtype]
+    check_replay_with_padded_rows(partial(call, ops), inputs, expected, bound)
 
 
 @pytest.mark.parametrize("heads", [8, 64])
 def test_fp8_nothing_compiles_after_the_warm_up(ops, heads):
-    from triton import knobs
-
     device = torch.device("cuda", torch.cuda.current_device())
-    q, cache, indices = case(2048, heads, 2048, rows=4096)
-    for tokens in ops.fp8_warmup_token_counts(device, heads, 2048, 2048):
-        call(ops, q[:tokens], cache, indices[:tokens])
-    compiled = []
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = lambda **kwargs: compiled.append(kwargs.get("repr"))
-    try:
-        for tokens in [*range(1, 300), 511, 512, 513, 1000, 2047, 2048]:
-            call(ops, q[:tokens], cache, indices[:tokens])
-    finally:
-        knobs.runtime.jit_cache_hook = before
-    assert not compiled, compiled[:3]
+    counts = ops.fp8_warmup_token_counts(device, heads, 2048, 2048)
+    check_nothing_compiles(partial(call, ops), counts, case(2048, heads, 2048, rows=4096))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

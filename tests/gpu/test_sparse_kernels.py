@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_ops import error, gpu_marks, poisoned, reference  # noqa: E402
+from sparse_ops import (  # noqa: E402
+    check_nothing_compiles,
+    check_replay_with_padded_rows,
+    error,
+    gpu_marks,
+    poisoned,
+    reference,
+)
 
 pytestmark = gpu_marks()
 BOUND = {"bfloat16": 5e-3, "float16": 1e-3}
@@ -176,42 +184,16 @@ def test_sparse_batch_invariance_is_bitwise(ops):
 
 
 def test_sparse_graph_replay_with_padded_rows(ops):
-    """Three requests replayed in a graph of eight: real rows are right, the others touch nothing."""
-    q, cache, indices = case(8, 8, 2048, "bfloat16")
-    arguments = [q.clone(), cache, indices.clone()]
-    call(ops, *arguments)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out, lse = call(ops, *arguments)
-    arguments[2][3:] = -1
-    arguments[0][3:] = torch.nan
-    for _ in range(3):
-        out.fill_(torch.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        expected, expected_lse = reference(
-            arguments[0][:3], cache.reshape(-1, 576), arguments[2][:3], SCALE
-        )
-        assert error(out[:3], expected) < BOUND["bfloat16"]
-        assert error(lse[:3], expected_lse) < 1e-4
-        arguments[2][:3] = arguments[2][:3].flip(0)
+    def expected(q, cache, indices):
+        return reference(q, cache.reshape(-1, 576), indices, SCALE)
+
+    inputs = case(8, 8, 2048, "bfloat16")
+    check_replay_with_padded_rows(partial(call, ops), inputs, expected, BOUND["bfloat16"])
 
 
 @pytest.mark.parametrize("heads", [8, 64])
 def test_sparse_nothing_compiles_after_the_warm_up(ops, heads):
-    from triton import knobs
-
     device = torch.device("cuda", torch.cuda.current_device())
-    q, cache, indices = case(2048, heads, 2048, "bfloat16", rows=4096)
-    for tokens in ops.warmup_token_counts(device, heads, 2048, 2048):
-        call(ops, q[:tokens], cache, indices[:tokens])
-    compiled = []
-    before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = lambda **kwargs: compiled.append(kwargs.get("repr"))
-    try:
-        for tokens in [*range(1, 300), 511, 512, 513, 1000, 2047, 2048]:
-            call(ops, q[:tokens], cache, indices[:tokens])
-    finally:
-        knobs.runtime.jit_cache_hook = before
-    assert not compiled, compiled[:3]
+    inputs = case(2048, heads, 2048, "bfloat16", rows=4096)
+    counts = ops.warmup_token_counts(device, heads, 2048, 2048)
+    check_nothing_compiles(partial(call, ops), counts, inputs)

@@ -97,17 +97,21 @@ def compiling_for(capability: int) -> Iterator[list[tuple[str, Any]]]:
         driver._active = before
 
 
-def resource_usage(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack) that the bundled cuobjdump reads from the machine code."""
+def said_of(cubin: bytes, tool: str, option: str) -> str:
+    """What one of the binary tools that Triton brings along prints about machine code."""
     import triton
 
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    path = Path(triton.__file__).parent / "backends/nvidia/bin" / tool
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        command = [path, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """(registers, bytes of stack) that the bundled cuobjdump reads from the machine code."""
+    text = said_of(cubin, "cuobjdump", "-res-usage")
     found = re.search(r"REG:(\d+) STACK:(\d+).*LOCAL:(\d+)", text)
     if found is None:
         raise ValueError(f"no resource usage in {text!r}")

@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+# Top-k lists of one token each, and how the indexer may deliver them: all invalid; first tiles
+# invalid; holes; duplicates, which count twice; a short prefill row.
+PADDED_TOPK = 128
+PADDED_LISTS: list[list[int]] = [[], [3, 9], [7, 8, 9], [5] * 6 + [2], list(range(10))]
+PADDED_INDICES = [
+    [-1] * PADDED_TOPK,
+    [-1] * (PADDED_TOPK - 2) + [3, 9],
+    [7] + [-1] * 50 + [8] + [-1] * 70 + [9] + [-1] * 5,
+    [5] * 6 + [2] + [-1] * (PADDED_TOPK - 7),
+    list(range(10)) + [-1] * (PADDED_TOPK - 10),
+]
+
+
+def two_requests(page: int) -> tuple[torch.Tensor, list[int], list[list[int]], list[list[int]]]:
+    """Three tokens of two requests, interleaved, whose block tables of 40 blocks share none.
+
+    (block table [2, 10], the request of each token, its top-k within it, the same as cache rows)
+    """
+    import torch
+
+    rng = random.Random(3)
+    blocks = rng.sample(range(40), 20)
+    table = torch.tensor([blocks[:10], blocks[10:]], dtype=torch.int32)
+    req_id = [1, 0, 1]
+    indices = [[rng.randrange(10 * page) for _ in range(64)] for _ in req_id]
+    lists = [
+        [int(table[r, i // page]) * page + i % page for i in names]
+        for r, names in zip(req_id, indices, strict=True)
+    ]
+    return table, req_id, indices, lists
 
 
 def sparse_mla_reference(

@@ -8,7 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from references import assert_close, sparse_mla_reference  # noqa: E402
+from references import (  # noqa: E402
+    PADDED_INDICES,
+    PADDED_LISTS,
+    assert_close,
+    sparse_mla_reference,
+    two_requests,
+)
 
 SCALE = 0.06
 # The loop in both of its forms.
@@ -73,16 +79,7 @@ def test_heads_tokens_and_widths(sparse_mla, tokens, heads, rope, topk, splits, 
 @forms
 @pytest.mark.parametrize("splits", [1, 4], ids="splits{}".format)
 def test_padding_anywhere(sparse_mla, splits, nested):
-    """All invalid; first tiles invalid; holes; duplicates count twice; short prefill row."""
-    topk = 128
-    lists = [[], [3, 9], [7, 8, 9], [5] * 6 + [2], list(range(10))]
-    indices = [
-        [-1] * topk,
-        [-1] * (topk - 2) + [3, 9],
-        [7] + [-1] * 50 + [8] + [-1] * 70 + [9] + [-1] * 5,
-        [5] * 6 + [2] + [-1] * (topk - 7),
-        list(range(10)) + [-1] * (topk - 10),
-    ]
+    lists, indices = PADDED_LISTS, PADDED_INDICES
     cache = poisoned_cache(1, 64, 576, {n for names in lists for n in names})
     q = queries(5, 6)
     out, lse = check(sparse_mla, q, cache, indices, lists, splits=splits, nested=nested)
@@ -127,16 +124,8 @@ def test_indices_that_name_no_row(sparse_mla, paged, nested):
 @forms
 @pytest.mark.parametrize("splits", [1, 2], ids="splits{}".format)
 def test_block_table_of_each_request(sparse_mla, splits, nested):
-    """Tokens of two requests, interleaved, through tables that share no block."""
-    page, rng = 8, random.Random(3)
-    blocks = rng.sample(range(40), 20)
-    table = torch.tensor([blocks[:10], blocks[10:]], dtype=torch.int32)
-    req_id = [1, 0, 1]
-    indices = [[rng.randrange(80) for _ in range(64)] for _ in req_id]
-    lists = [
-        [int(table[r, i // page]) * page + i % page for i in names]
-        for r, names in zip(req_id, indices, strict=True)
-    ]
+    page = 8
+    table, req_id, indices, lists = two_requests(page)
     cache = poisoned_cache(40, page, 576, {n for names in lists for n in names})
     check(
         sparse_mla,
