@@ -145,12 +145,12 @@ def require_clean(worktree: Path) -> None:
         )
     folder = Path(git.text("rev-parse", "--absolute-git-dir"))
     under_way = [name for name in _UNDER_WAY if (folder / name).exists()]
-    changed = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
+    changed = git.changes()
     if under_way or changed:
         what = (
             f"{under_way[0]} under way"
             if under_way
-            else f"{counted(len(changed), 'uncommitted change')}"
+            else counted(len(changed), "uncommitted change")
         )
         next_step = "commit, amend or stash them there, then run the command again"
         if under_way:

@@ -114,10 +114,15 @@ def _old_commit(git: Git, trial: PatchTrial) -> str:
 
 def is_resolved(git: Git, stop: Stop) -> bool:
     """Whether a change is staged or committed there, and nothing is left to add or to resolve."""
-    lines = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
-    if any(line[1] != " " for line in lines):
+    lines = git.changes()
+    if _loose(lines):
         return False
     return bool(lines) or git.text("rev-parse", "HEAD") != stop.head
+
+
+def _loose(lines: list[str]) -> list[str]:
+    """Return those of git's changes that are not staged as they are."""
+    return [line for line in lines if line[1] != " "]
 
 
 def take(git: Git, stop: Stop) -> str:
@@ -135,9 +140,7 @@ def take(git: Git, stop: Stop) -> str:
             f"{counted(len(unmerged), 'file is', 'files are')} not resolved", where=where, details=tuple(unmerged),
             next_step=f"edit them there, git add them, {again}",
         )  # fmt: skip
-    loose = git.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
-    loose = [line for line in loose if line[1] != " "]
-    if loose:
+    if loose := _loose(git.changes()):
         raise RebaseStateError(
             f"{counted(len(loose), 'change is', 'changes are')} neither staged nor committed", where=where,
             details=tuple(loose[:20]), next_step=f"git add or remove them there, {again}",

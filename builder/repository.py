@@ -135,6 +135,13 @@ class Git:
     def text(self, *arguments: str) -> str:
         return self.run(*arguments).decode().strip()
 
+    def changes(self) -> list[str]:
+        """Return what differs from HEAD in the work tree, untracked files too, as status writes it.
+
+        Two letters (the index, the work tree), a space and the path.
+        """
+        return self.run("status", "--porcelain", "--untracked-files=all").decode().splitlines()
+
     def resolve(self, name: str) -> str | None:
         """Return the commit id that ``name`` stands for, or None."""
         result = self.attempt("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
-
 from builder import digests, policy, signing, sigstore_signing
 from builder.alias import alias_name, is_required, write_alias
 from builder.errors import AuditError, BuilderError, ReportRefused
 from builder.index import STAGING, Entry
 from builder.locations import Project
 from builder.policy import Verdict
-from builder.wheel_file import read_metadata
+from builder.wheel_file import parse, read_metadata
 
 PROVENANCE = "provenance.json"
 REPORT = "gpu-report.json"
@@ -157,14 +155,7 @@ def version_of(wheel: Path) -> str:
 
     :raises AuditError: it is not one.
     """
-    try:
-        return str(parse_wheel_filename(wheel.name)[1])
-    except InvalidWheelFilename as error:
-        raise AuditError(
-            "not the file name of a wheel",
-            where=str(wheel),
-            next_step="give a wheel under the name that its build gave it",
-        ) from error
+    return str(parse(wheel).version)
 
 
 def sha256_of(path: Path) -> str:

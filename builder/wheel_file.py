@@ -44,7 +44,7 @@ def parse(wheel: Path) -> WheelName:
         raise AuditError(
             "not the file name of a wheel",
             where=str(wheel),
-            next_step="publish a wheel under the name that its build gave it",
+            next_step="give a wheel under the name that its build gave it",
         ) from error
     matches = ((tag.platform, _PLATFORM.fullmatch(tag.platform)) for tag in tags)
     machines = frozenset(match["machine"] if match else platform for platform, match in matches)

@@ -66,6 +66,13 @@ def released(kind, request, release, tool, tmp_path, public, *wheels):
     return printed
 
 
+@pytest.fixture
+def lines(request, release, tool, tmp_path, public):
+    """The lines for pip and uv of a wheel and its alias in a directory index."""
+    (printed,) = released("directory", request, release, tool, tmp_path, public, requiring(release))
+    return printed
+
+
 def run(environment, line):
     return environment.run(*shlex.split(line, comments=True), check=False)
 
@@ -133,12 +140,8 @@ def test_upgrade_and_uninstall(request, release, tool, tmp_path, environment, pu
 
 
 @TOOLS
-def test_what_is_installed_later(
-    request, release, tool, tmp_path, environment, public, tool_number
-):
+def test_what_is_installed_later(lines, environment, public, tool_number):
     """From the public index alone, where the alias is not: it stays, since it satisfies them."""
-    wheel = requiring(release)
-    (lines,) = released("directory", request, release, tool, tmp_path, public, wheel)
     assert run(environment, lines[tool_number]).returncode == 0
     installer = environment.uv if tool_number else environment.pip
     only = ["--default-index" if tool_number else "--index-url", public]
@@ -155,12 +158,8 @@ UPGRADES = {
 
 @TOOLS
 @pytest.mark.parametrize("what", UPGRADES)
-def test_an_upgrade_that_takes_the_alias_away(
-    request, release, tool, tmp_path, environment, public, tool_number, what
-):
+def test_an_upgrade_that_takes_the_alias_away(lines, tool, environment, public, tool_number, what):
     """What docs/index.md warns of, and what it says to do against it."""
-    wheel = requiring(release)
-    (lines,) = released("directory", request, release, tool, tmp_path, public, wheel)
     assert run(environment, lines[tool_number]).returncode == 0
     installer = environment.uv if tool_number else environment.pip
     only = ["--default-index" if tool_number else "--index-url", public]
@@ -179,15 +178,11 @@ def test_an_upgrade_that_takes_the_alias_away(
     assert "are installed over each other" in said
 
 
-def test_uv_with_the_public_index_as_an_extra_one(
-    request, release, tool, tmp_path, environment, public
-):
+def test_uv_with_the_public_index_as_an_extra_one(lines, environment, public):
     """uv goes to its extra indexes first, and takes a project from the first that has it.
 
     Nothing in a wheel or an index can help that: at best it refuses, at worst it never asks us.
     """
-    wheel = requiring(release)
-    (lines,) = released("directory", request, release, tool, tmp_path, public, wheel)
     words = shlex.split(lines[1], comments=True)
     wrong = ["--index-url", words[words.index("--index") + 1], "--extra-index-url", public]
     for wanted in ([f"vllm-glm5=={VERSION}"], [f"vllm-glm5=={VERSION}", f"vllm=={VERSION}"]):
@@ -200,12 +195,8 @@ def test_uv_with_the_public_index_as_an_extra_one(
 
 
 @TOOLS
-def test_a_plugin_on_the_printed_line(
-    request, release, tool, tmp_path, environment, public, tool_number
-):
+def test_a_plugin_on_the_printed_line(lines, environment, tool_number):
     """The plugin takes the alias; the control is the same line without vllm-glm5, for pip alone."""
-    wheel = requiring(release)
-    (lines,) = released("directory", request, release, tool, tmp_path, public, wheel)
     if not tool_number:
         alone = lines[0].replace(f"vllm-glm5=={VERSION} vllm=={VERSION}", "another-plugin")
         assert run(environment, f"{alone} --dry-run").stdout.rpartition("install")[2].split() == [
