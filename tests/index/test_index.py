@@ -449,10 +449,13 @@ def test_a_publisher_killed_at_any_moment(environment, tmp_path):
     deaths = leftovers = 0
     for round_ in range(30):
         process = start(index, wheel, tmp_path)
-        time.sleep(clock.uniform(0, duration))
+        after = clock.uniform(0, duration)
+        time.sleep(after)
         process.kill()
         code, _ = finish(process)
         deaths += code == -signal.SIGKILL
+        if code == 0:  # a machine that is less busy than when the duration was measured
+            duration = after
         leftovers += bool(list(index.rglob(".vllm-glm5-tmp-*")))
         assert first.name in listed(index / "staging" / "simple")
         if round_ % 10 == 9:
