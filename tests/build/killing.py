@@ -10,22 +10,48 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 PREFIX = ".vllm-glm5-tmp-"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Killed:
-    """What a run was doing when it was ended; ``in_time`` is False where it was done before."""
+    """What a run was doing when it was ended; ``in_time`` is False where it was done before.
+
+    ``seconds`` is what passed until it was gone.
+    """
 
     signal: signal.Signals
     after: float
     in_time: bool
+    seconds: float
     returncode: int
     stderr: str
+
+
+@dataclass
+class Span:
+    """How long work takes that nobody disturbs: the shortest time it was ever seen to take.
+
+    A span measured once, while the machine was busy, puts every later death behind the end.
+    """
+
+    seconds: float
+
+    def saw(self, seconds: float) -> None:
+        self.seconds = min(self.seconds, seconds)
+
+    def of(self, work: Callable[[], Result]) -> Result:
+        """Do the work to its end and measure it."""
+        began = time.monotonic()
+        result = work()
+        self.saw(time.monotonic() - began)
+        return result
 
 
 def hear_interrupts() -> None:
@@ -48,6 +74,7 @@ def run_and_kill(
         container's end do it; otherwise they live on as orphans for a moment, as after the
         out-of-memory killer.
     """
+    began = time.monotonic()
     process = subprocess.Popen(
         command, env=dict(environment), cwd=cwd, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, start_new_session=True, preexec_fn=hear_interrupts,  # noqa: PLW1509
@@ -65,7 +92,8 @@ def run_and_kill(
     stderr = process.stderr.read().decode(errors="replace")
     process.stderr.close()
     process.wait()
-    return Killed(number, after, in_time, process.returncode, stderr)
+    seconds = time.monotonic() - began
+    return Killed(number, after, in_time, seconds, process.returncode, stderr)
 
 
 def moments(count: int, duration: float, seed: int) -> Iterator[tuple[float, signal.Signals, bool]]:

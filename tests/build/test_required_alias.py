@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
 import shutil
-import time
+import sys
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
+from builder import cli
 from builder.errors import AuditError
 from builder.index import list_wheels
 from tests.build import killing, madeup
+from tests.series.sudden_death import killed_at
 
 VERSION = "9.1.0+glm5.1"
 INFO = f"vllm_glm5-{VERSION}.dist-info"
@@ -190,29 +193,39 @@ def test_both_are_staged_and_named(make_user):
 
 
 def test_a_killed_build_stages_both_or_neither(make_user):
-    """Killed from the audit on, the last moments of a build, where it delivers and stages."""
+    """Killed before each change of a file below dist/, where a build delivers and stages."""
     user = require_alias(make_user())
     dist = user.home / "dist"
-    user.build(stage=True)
-    began = time.monotonic()
+    index = dist / "index"
+    expected = user.build(stage=True)  # from here on all but the last steps is in the cache
+
+    def build_again():
+        os.environ.clear()
+        os.environ.update(user.environment())
+        os.chdir(user.home)
+        for stream in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        sys.argv = user.command("--tag", user.tag, "--out", dist)[2:]
+        cli.main()
+
     shutil.rmtree(dist)
-    expected = user.build(stage=True)  # all but the last steps is in the cache
-    duration = time.monotonic() - began
-    seen = set()
-    count = int(os.environ.get("VLLM_GLM5_KILLS", "30")) // 2
-    for after, number, group in killing.moments(count, duration, seed=11):
+    assert not killed_at(10_000, dist, build_again)
+    assert {w.path.name for w in list_wheels(index, "staging")} == {ALIAS, madeup.WHEEL_NAME}
+    delivered, staged = [], []
+    for number in itertools.count(1):
         shutil.rmtree(dist)
-        killing.run_and_kill(
-            user.command("--tag", user.tag, "--out", dist), user.environment(), user.home,
-            after=duration * 0.5 + after * 0.6, number=number, whole_group=group,
-        )  # fmt: skip
-        index = dist / "index"
-        staged = {w.path.name for w in list_wheels(index, "staging")} if index.exists() else set()
-        assert staged in (set(), {ALIAS}, {ALIAS, madeup.WHEEL_NAME})
-        delivered = {path.name for path in dist.glob("*.whl")} if dist.exists() else set()
-        assert delivered in (set(), {ALIAS}, {ALIAS, madeup.WHEEL_NAME})
-        seen |= {len(staged), len(delivered)}
+        if not killed_at(number, dist, build_again):
+            break
+        delivered.append({path.name for path in dist.glob("*.whl")})
+        assert delivered[-1] in (set(), {ALIAS}, {ALIAS, madeup.WHEEL_NAME})
+        found = list_wheels(index, "staging") if index.exists() else []
+        staged.append({w.path.name for w in found})
+        assert staged[-1] in (set(), {ALIAS}, {ALIAS, madeup.WHEEL_NAME})
         assert user.build(stage=True) == expected
         assert {w.path.name for w in list_wheels(index, "staging")} == {ALIAS, madeup.WHEEL_NAME}
         assert not killing.leftovers(dist)
-    assert 0 in seen, "the kills came too late to prove anything"
+    for seen in (delivered, staged):
+        assert [len(names) for names in seen] == sorted(len(names) for names in seen)
+        assert set() in seen
+    assert {ALIAS, madeup.WHEEL_NAME} in delivered
+    assert number > 10

@@ -6,10 +6,12 @@ A new Python takes a second to start, in which nothing is published and no death
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
-import time
+
+from tests.build.killing import Span
 
 DRIVER = """
 import glob, json, os, signal, sys, tempfile, time
@@ -83,9 +85,13 @@ class Forks:
         answer = json.loads(self.process.stdout.readline())
         return list(zip(answer["codes"], answer["texts"], strict=True))
 
-    def seconds(self, command):
-        """Run a command to its end; return how long it took."""
-        began = time.monotonic()
+    def finish(self, command):
+        """Run a command to its end."""
         ((code, text),) = self.run(command)
         assert code == 0, text
-        return time.monotonic() - began
+
+    def span(self, command):
+        """Run a command to its end; return how long it took."""
+        span = Span(math.inf)
+        span.of(lambda: self.finish(command))
+        return span

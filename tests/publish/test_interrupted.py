@@ -173,10 +173,13 @@ def test_a_publisher_killed_at_any_moment(release, tool, server, tmp_path):
     deaths, finished = 0, set()
     with Forks(tool, **who) as forks:
         publish = publisher(release, url)
-        duration = forks.seconds(publish(1))
+        span = forks.span(publish(1))
         for _ in range(10):
             number = len(finished) + 2
-            ((code, text),) = forks.run(publish(number), kill_after=clock.uniform(0, duration))
+            after = clock.uniform(0, span.seconds)
+            ((code, text),) = forks.run(publish(number), kill_after=after)
+            if code == 0:
+                span.saw(after)
             deaths += code == -signal.SIGKILL
             assert code in {0, -signal.SIGKILL}, text
             names = whole(simple, tmp_path)
@@ -184,7 +187,7 @@ def test_a_publisher_killed_at_any_moment(release, tool, server, tmp_path):
             if len(names) - 1 > len(finished):
                 finished.add(number)
         assert deaths >= 5
-        forks.seconds(publish(len(finished) + 2))
+        forks.finish(publish(len(finished) + 2))
     assert len(whole(simple, tmp_path)) == len(finished) + 2
 
 
@@ -237,15 +240,17 @@ def test_a_promotion_killed_at_any_moment(release, tool, tmp_path, environment):
     clock = random.Random(6)
     deaths = leftovers = 0
     with Forks(tool) as forks:
-        duration = forks.seconds(promote)
+        span = forks.span(promote)
         for round_ in range(30):
             shutil.rmtree(index / "simple")
             shutil.copytree(tmp_path / "before", index / "simple")
             assert listed(index / "simple") == {first.name}
             # By the clock, most die while the signature is verified: let others get further.
-            after = clock.uniform(0, duration if round_ % 2 else 0.1)
+            after = clock.uniform(0, span.seconds if round_ % 2 else 0.1)
             when = None if round_ % 2 else folder / ".vllm-glm5-tmp-*"
             ((code, _),) = forks.run(promote, kill_after=after, kill_when=when)
+            if code == 0 and when is None:
+                span.saw(after)
             deaths += code == -signal.SIGKILL
             leftovers += bool(list(folder.glob(".vllm-glm5-tmp-*")))
             assert first.name in listed(index / "simple")
@@ -254,7 +259,7 @@ def test_a_promotion_killed_at_any_moment(release, tool, tmp_path, environment):
                 environment.install_with("uv", url, "--reinstall", f"vllm-glm5=={VERSION}")
         assert deaths >= 15
         assert leftovers >= 3, "some died in the middle of writing"
-        forks.seconds(promote)
+        forks.finish(promote)
     assert listed(index / "simple") == {first.name, wheel.name}
     assert not list(index.rglob(".vllm-glm5-tmp-*"))
     environment.install_with("pip", (index / "simple").as_uri(), "--upgrade", "vllm-glm5")

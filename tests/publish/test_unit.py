@@ -159,27 +159,27 @@ def test_killed_at_any_moment(release, tool, index, command):
     clock = random.Random(9)
     deaths, cut, outcomes = 0, 0, set()
     with Forks(tool) as forks:
-        duration = forks.seconds(run)
+        span = forks.span(run)
         for round_ in range(30):
             shutil.rmtree(index)
             shutil.copytree(kept, index)
             # By the clock, most die while the signature is verified: let others get further.
             journal = index / ".publish.json"
             when, after = (journal, clock.uniform(0, 0.1)) if round_ % 3 else (None, None)
-            after = clock.uniform(0, duration) if after is None else after
+            after = clock.uniform(0, span.seconds) if after is None else after
             ((code, text),) = forks.run(run, kill_after=after, kill_when=when)
             assert code in {0, -signal.SIGKILL}, text
             deaths += code == -signal.SIGKILL
             cut += journal.exists()
             seen = both_or_neither(index, "stable")
-            forks.seconds(somebody_else)
+            forks.finish(somebody_else)
             after_all = both_or_neither(index, "stable")
             assert after_all or not seen
             alias_listed = alias_name(NEXT) in names(index)
             assert alias_listed == after_all
             assert not journal.exists()
             outcomes.add(after_all)
-            forks.seconds(run)
+            span.of(lambda: forks.finish(run))
             assert both_or_neither(index, "stable")
             assert not list(index.rglob(".vllm-glm5-tmp-*"))
     assert deaths >= 15

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
 import signal
 import sys
-import time
 
 import pytest
 
 from builder.backport import backport
-from tests.build.killing import run_and_kill
+from tests.build.killing import Span, run_and_kill
 from tests.rebase.moving import ENGINE, NEW, OLD, edit
 from tests.rebase.test_backport import BETTER, HOOK, LATER, PATH, change, with_both
 from tests.series.fork import ROOT, Developer, message
@@ -43,20 +43,19 @@ def ends(case, before):
     """Do it undisturbed; return what it takes from where to where, and a copy to begin from."""
     copy = case.fork.root / "before"
     shutil.copytree(case.fork.project.patches, copy)
-    began = time.monotonic()
-    case.fork.run("backport", "1", "--to", OLD)
-    duration = time.monotonic() - began
+    span = Span(math.inf)
+    span.of(lambda: case.fork.run("backport", "1", "--to", OLD))
     after = contents(case)
     assert after != before
     assert case.fork.blob(case.fork.apply(OLD), PATH).decode() == edit(ENGINE, HOOK, BETTER, LATER)
-    return after, copy, duration
+    return after, copy, span
 
 
 def test_killed_at_any_moment(changed):
     """SIGKILL to the tool and to the git that it runs; whatever command comes next works."""
     case = changed
     before = contents(case)
-    after, copy, duration = ends(case, before)
+    after, copy, span = ends(case, before)
     command = [sys.executable, "-m", "builder", "--project", str(case.fork.project.root),
                "backport", "1", "--to", OLD]  # fmt: skip
     variables = {
@@ -67,12 +66,14 @@ def test_killed_at_any_moment(changed):
     hits = 0
     for number in range(COUNT):
         restore(case, copy)
-        moment = duration * (number + chance.random()) / COUNT
+        moment = span.seconds * (number + chance.random()) / COUNT
         run = run_and_kill(
             command, variables, case.fork.root,
             after=moment, number=signal.SIGKILL, whole_group=bool(number % 2),
         )  # fmt: skip
         hits += run.in_time
+        if not run.in_time:
+            span.saw(run.seconds)
         if number % 3 == 0:  # a command that only reads
             case.fork.run("series", "--tag", OLD)
             assert contents(case) in (before, after), moment

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import os
 import random
 import signal
-import time
 
 import pytest
 
-from tests.build.killing import run_and_kill
+from tests.build.killing import Span, run_and_kill
 from tests.rebase.moving import ENGINE, NEW, OLD, edit
 from tests.rebase.test_rebase import ABOVE, HOOK, LOAD, OTHER, PATH, RESOLVED, STOP, TAKEN
 from tests.series.fork import ROOT
@@ -43,10 +43,10 @@ def killed(case, after, *arguments):
     )
 
 
-def duration(case, *arguments, code):
-    began = time.monotonic()
-    case.rebase(*arguments, code=code)
-    return time.monotonic() - began
+def span(case, *arguments, code):
+    measured = Span(math.inf)
+    measured.of(lambda: case.rebase(*arguments, code=code))
+    return measured
 
 
 def resolve(case):
@@ -91,25 +91,24 @@ def test_killed_at_any_moment(stopping):
     """
     case = stopping
     before = case.patches()
-    to_stop = duration(case, "--from", OLD, "--onto", NEW, code=30)
+    to_stop = span(case, "--from", OLD, "--onto", NEW, code=30)
     resolve(case)
-    spans = [to_stop, duration(case, "--continue", code=0)]
+    spans = [to_stop, span(case, "--continue", code=0)]
     expected = check_end(case, before)
     chance = random.Random(7)
     hits = 0
     for number in range(COUNT):
         _forget(case, before)
         is_second = number % 2 == 1
-        after = spans[is_second] * (number + chance.random()) / COUNT
+        after = spans[is_second].seconds * (number + chance.random()) / COUNT
         if is_second:
             case.begin(code=30)
             resolve(case)
         arguments = ["--continue"] if is_second else ["--from", OLD, "--onto", NEW]
-        began = time.monotonic()
         run = killed(case, after, *arguments)
         hits += run.in_time
-        if not run.in_time:  # a machine that is less busy than when the span was measured
-            spans[is_second] = time.monotonic() - began
+        if not run.in_time:
+            spans[is_second].saw(run.seconds)
         now = case.patches()
         whole = expected.items() <= now.items()
         moving_in = not any(name.startswith(f"{NEW}/") for name in now)

@@ -19,7 +19,7 @@ def killed_at(number: int, below: Path, work: Callable[[], object]) -> bool:
 
     def kill_at_the_moment(event, arguments):
         nonlocal seen
-        writes = event in ("os.rename", "os.remove", "os.chmod", "os.truncate")
+        writes = event in ("os.rename", "os.remove", "os.chmod", "os.truncate", "os.link")
         if event == "open":
             writes = isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if writes and any(str(argument).startswith(str(below)) for argument in arguments[:2]):
