@@ -11,6 +11,7 @@ request for real: a shared prefix would keep the rows that attention gathers in 
 of more than --tokens prompt tokens, or than the KV cache holds, are left out and say so.
 
 --trace adds to each cell what the kernels of one decode step took, by part of a layer.
+engine_page.py makes the pictures of docs/performance.md from the stored run.
 """
 
 # ruff: noqa: PLC0415
@@ -137,12 +138,26 @@ def traced(engine, kernels: dict[str, float]):
     return outputs
 
 
+def card() -> dict:
+    import torch
+    import triton
+    from sparse_timing import copy_bandwidth
+
+    return {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "copy_bytes_per_s": copy_bandwidth(),
+    }
+
+
 def run(options: argparse.Namespace) -> None:
     """The child: one backend, a line of JSON a cell."""
     llm = start(options.backend, max(options.contexts))
     capacity = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks * (
         llm.llm_engine.vllm_config.cache_config.block_size
     )
+    print("CARD", json.dumps(card()), flush=True)
     cell(llm, 1, 1024, trace=False)  # compiles what a first request compiles
     for context in options.contexts:
         for batch in options.batches:
@@ -190,18 +205,21 @@ def main() -> None:
     if options.backend:
         run(options)
         return
-    rows = []
+    rows: list[dict] = []
+    stored: dict = {"cells": rows}
     for backend in options.backends.split(","):
         command = [sys.executable, __file__, *sys.argv[1:], "--backend", backend]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout
             for line in child.stdout:
-                if line.startswith("CELL "):
+                if line.startswith("CARD "):
+                    stored["card"] = json.loads(line.removeprefix("CARD "))
+                elif line.startswith("CELL "):
                     rows.append(json.loads(line.removeprefix("CELL ")))
                     print(table(rows[-1:]).splitlines()[-1], flush=True)
                     # After each cell: a run that is cut off keeps what it measured.
                     if options.json:
-                        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+                        options.json.write_text(json.dumps(stored, indent=1) + "\n")
         if child.returncode:
             sys.exit(f"{backend}: the engine ended with {child.returncode}")
     print(table(rows))

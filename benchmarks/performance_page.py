@@ -1,6 +1,10 @@
-"""Writes docs/performance.md and its picture from a stored run of sm120_model.py.
+"""Writes docs/performance.md and its pictures from stored runs.
 
-pip install -e '.[bench]' && python benchmarks/performance_page.py docs/reports/RUN.json
+    pip install -e '.[bench]'
+    python benchmarks/performance_page.py docs/reports/MODEL.json \\
+        [--kernels docs/reports/KERNELS.json] [--engine docs/reports/ENGINE.json]
+
+MODEL.json is a run of sm120_model.py, KERNELS.json one of sparse_mla.py, ENGINE.json one of engine.py.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import json
 import math
 from pathlib import Path
 
+import engine_page
+import kernels_page
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
@@ -121,7 +127,6 @@ def resource_table(rows: list[dict]) -> list[str]:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    mpl.rcParams["svg.hashsalt"] = "performance"  # the same run gives the same file
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
     for axis, card in zip(axes, ("H200", "RTX PRO 6000"), strict=True):
         for cache, color in (("bfloat16", "tab:blue"), ("fp8", "tab:orange")):
@@ -159,7 +164,7 @@ def draw(rows: list[dict], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def page(run: str, stored: dict) -> str:
+def page(run: str, stored: dict, more: str) -> str:
     rows, fitted = stored["rows"], stored["constants"]
     parts = [
         HEAD.format(
@@ -181,16 +186,24 @@ def page(run: str, stored: dict) -> str:
         "From the machine code; no kernel spills on 12.0.\n",
         *resource_table(rows),
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts) + "\n" + more
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="JSON of benchmarks/sm120_model.py")
+    parser.add_argument("--kernels", type=Path, help="JSON of benchmarks/sparse_mla.py")
+    parser.add_argument("--engine", type=Path, help="JSON of benchmarks/engine.py")
     args = parser.parse_args()
+    mpl.rcParams["svg.hashsalt"] = "performance"  # the same run gives the same file
     stored = json.loads(args.run.read_text())
     draw(stored["rows"], DOCS / PICTURE)
-    (DOCS / "performance.md").write_text(page(args.run.name, stored))
+    more = ""
+    for part, file in ((kernels_page, args.kernels), (engine_page, args.engine)):
+        if file:
+            run = f"`docs/reports/{file.name}`"
+            more += "\n" + part.section(run, json.loads(file.read_text()), DOCS)
+    (DOCS / "performance.md").write_text(page(args.run.name, stored, more))
 
 
 if __name__ == "__main__":
