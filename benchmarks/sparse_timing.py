@@ -91,14 +91,14 @@ class SparseInputs:
         rows = self.tokens * TOPK * (WIDTH * 2 + 4)
         return rows + self.tokens * self.heads * (WIDTH + 512) * 2
 
-    def ours_fp8(self, ops, packed: torch.Tensor) -> list[Callable[[], object]]:
+    def ours_fp8(self, ops, packed: torch.Tensor, **kwargs) -> list[Callable[[], object]]:
         """The same lists over fp8_ds_mla rows, uint8 [rows, 656]."""
         cache = packed.view(-1, PAGE, packed.shape[1])
-        tables = {"req_id": self.req_id, "block_table": self.table}
+        kwargs |= {"req_id": self.req_id, "block_table": self.table}
 
         def bind(indices):
             return lambda: ops.sparse_mla_fp8_forward(
-                self.q_nope, self.q_pe, cache, indices, SCALE, **tables
+                self.q_nope, self.q_pe, cache, indices, SCALE, **kwargs
             )
 
         return [bind(self.local[i]) for i in range(self.sets)]

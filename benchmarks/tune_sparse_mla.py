@@ -3,7 +3,8 @@
     VLLM_GLM5_TREE=<patched tree> python benchmarks/tune_sparse_mla.py [--seconds 170] [--json FILE]
 
 Everything is compiled first, in parallel, for this card; then each row of the speed table takes every
-candidate with several split counts. It stops at the time limit with what it has.
+candidate with several split counts. It stops at the time limit with what it has. --fp8 takes the kernel
+over fp8_ds_mla rows instead, and leaves the indexer out.
 """
 
 # ruff: noqa: PLC0415
@@ -22,6 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from sparse_mla import ds_mla_pool
 from sparse_timing import PAGE, WIDTH, SparseInputs, graph_time, load
 
 BROKEN = set(json.loads(os.environ.get("TUNE_BROKEN", "[]")))
@@ -60,6 +62,20 @@ MANY = [
     config(16, 16, 2, 3),
     config(16, 32, 4, 3),
 ]
+FP8_FEW = [
+    config(16, n, warps, stages)
+    for n, warps, stages in itertools.product((16, 32, 64), (2, 4, 8), (2, 3, 4))
+]
+FP8_MANY = [
+    *(
+        config(32, n, warps, stages)
+        for n, warps, stages in itertools.product((32, 64), (4, 8), (2, 3))
+    ),
+    config(64, 32, 8, 2),
+    config(64, 64, 8, 2),
+    config(16, 32, 4, 2),
+    config(16, 32, 4, 3),
+]
 INDEXER = [
     {"block_n": n, "block_q": q, "step_q": s, "num_warps": w, "num_stages": st}
     for n, q, s, w, st in itertools.product([128, 256], [64, 128], [2, 4], [4, 8], [2, 3])
@@ -81,16 +97,16 @@ def compile_one(tree: str, job: dict) -> str:
     return ""
 
 
-def compile_all(capability: int, limit: float) -> None:
+def compile_all(capability: int, limit: float, kernel: str, few: list, many: list) -> None:
     tree = os.environ.get("VLLM_GLM5_TREE")
     if not tree:
         print("VLLM_GLM5_TREE is not set: compiling as it goes")
         return
     jobs = []
-    for heads, table in ((8, FEW), (64, MANY)):
+    for heads, table in ((8, few), (64, many)):
         for candidate, splits in itertools.product(table, (1, 8)):
             jobs.append(
-                {"op": "triton_sparse_mla", "call": "sparse_mla", "capability": capability,
+                {"op": f"triton_{kernel}", "call": kernel, "capability": capability,
                  "dtype": "bfloat16", "heads": heads, "rope": 64, "paged": True, "tokens": 16,
                  "splits": splits, "config": candidate, "label": str(candidate)}
             )  # fmt: skip
@@ -128,14 +144,16 @@ def measure(calls, name, budget_us=15_000):
         return None
 
 
-def tune_sparse(ops, deadline: float) -> list[dict]:
+def tune_sparse(ops, deadline: float, few: list, many: list, fp8=None) -> list[dict]:
+    """:param fp8: the module of the kernel over fp8_ds_mla rows, where that one is meant."""
     pool = torch.randn(1 << 20, WIDTH, device="cuda", dtype=torch.bfloat16)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
+    packed = ds_mla_pool(pool) if fp8 else None
     results = []
     for heads, tokens in ROWS:
         inputs = SparseInputs(pool, heads, tokens)
         found = []
-        for candidate in FEW if heads == 8 else MANY:
+        for candidate in few if heads == 8 else many:
             if time.monotonic() > deadline:
                 break
             made = ops.SparseMLAConfig(**candidate)
@@ -145,7 +163,9 @@ def tune_sparse(ops, deadline: float) -> list[dict]:
             }
             counts |= {c for c in (4, 8, 16, 32) if tokens == 1}
             for splits in sorted(counts):
-                took = measure(inputs.ours(ops, config=made, splits=splits), str(candidate))
+                how = {"config": made, "splits": splits}
+                calls = inputs.ours_fp8(fp8, packed, **how) if fp8 else inputs.ours(ops, **how)
+                took = measure(calls, str(candidate))
                 if took is not None:
                     found.append((took, splits, candidate))
         found.sort(key=lambda item: item[0])
@@ -214,18 +234,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=170)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--fp8", action="store_true", help="the kernel over fp8_ds_mla rows")
     args = parser.parse_args()
     start = time.monotonic()
     torch.manual_seed(0)
     major, minor = torch.cuda.get_device_capability()
-    compile_all(major * 10 + minor, args.seconds * 0.4)
+    capability = major * 10 + minor
+    kernel = "sparse_mla_fp8" if args.fp8 else "sparse_mla"
+    few, many = (FP8_FEW, FP8_MANY) if args.fp8 else (FEW, MANY)
+    compile_all(capability, args.seconds * 0.4, kernel, few, many)
     ops = load("triton_sparse_mla")
-    sparse = tune_sparse(ops, start + args.seconds * 0.75)
-    indexer = tune_indexer(load("triton_mqa_logits"), start + args.seconds)
-    result = {"sparse_mla": sparse, "indexer": indexer}
+    if args.fp8:
+        fp8 = load("triton_sparse_mla_fp8")
+        result = {kernel: tune_sparse(ops, start + args.seconds, few, many, fp8)}
+        table = fp8.FP8_CONFIGS
+    else:
+        result = {
+            kernel: tune_sparse(ops, start + args.seconds * 0.75, few, many),
+            "indexer": tune_indexer(load("triton_mqa_logits"), start + args.seconds),
+        }
+        table = ops.CONFIGS
     if args.json:
         args.json.write_text(json.dumps(result))
-    for _, _, current in ops.CONFIGS[ops.table_key(major * 10 + minor)]:
+    for _, _, current in table[ops.table_key(capability)]:
         print("in the table now:", asdict(current))
     print(f"{time.monotonic() - start:.0f} s")
 
