@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
@@ -11,9 +12,11 @@ from builder.errors import PackageIndexError, UploadRefusedError
 
 if TYPE_CHECKING:
     import requests
+    from requests.auth import HTTPBasicAuth
 
 DENIED = (401, 403)
-_TIMEOUT = 60  # seconds without an answer; devpi hashes what it got before it gives one
+_TIMEOUT = 60  # seconds without an answer
+UPLOAD_TIMEOUT = 300  # devpi hashes the whole wheel before it answers
 
 
 class Connection:
@@ -26,8 +29,7 @@ class Connection:
         self._origin = urlsplit(url)[:2]
         self._session = requests.Session()
         self._session.verify = certificates() or True
-        if credentials is not None:
-            self._session.auth = (credentials.username, credentials.password)
+        self._session.auth = authentication(credentials)
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +69,28 @@ class Connection:
         return answer
 
 
+def authentication(credentials: Credentials | None) -> HTTPBasicAuth | None:
+    """Return what a session sends: UTF-8 (RFC 7617); requests itself knows Latin-1 only."""
+    from requests.auth import HTTPBasicAuth  # noqa: PLC0415 - slow to import
+
+    if credentials is None:
+        return None
+    return HTTPBasicAuth(credentials.username.encode(), credentials.password.encode())
+
+
+def limit_silence(session: requests.Session) -> None:
+    """Give up on a server that takes no byte, or gives no answer, where twine waits for ever."""
+    from requests.adapters import HTTPAdapter  # noqa: PLC0415 - slow to import
+
+    class Limited(HTTPAdapter):
+        def send(self, *arguments: Any, **options: Any) -> requests.Response:  # noqa: ANN401
+            options["timeout"] = (_TIMEOUT, UPLOAD_TIMEOUT)
+            return super().send(*arguments, **options)
+
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, Limited())
+
+
 def certificates() -> str | None:
     """Return the file of certificates that the user configured for twine, requests or pip."""
     names = ("TWINE_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
@@ -88,6 +112,14 @@ def denied(url: str, status: int, credentials: Credentials | None) -> UploadRefu
 
 
 def _unreachable(url: str, error: Exception) -> PackageIndexError:
+    if said := re.search(r"\[SSL[^\]]*\][^(']*", str(error)):
+        return PackageIndexError(
+            "no safe connection to the package server (TLS)",
+            where=url,
+            details=(said[0].strip(),),
+            next_step="name the file of the authority that signed its certificate in TWINE_CERT; "
+            "or check the URL, where the words above are not about a certificate",
+        )
     return PackageIndexError(
         f"the package server gives no answer: {type(error).__name__}",
         where=url,

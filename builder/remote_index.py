@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +22,14 @@ from urllib.parse import urljoin, urlsplit
 from packaging.utils import canonicalize_name
 
 from builder import atomic
-from builder.connection import DENIED, Connection, certificates, denied
+from builder.connection import (
+    DENIED,
+    Connection,
+    authentication,
+    certificates,
+    denied,
+    limit_silence,
+)
 from builder.console import is_terminal
 from builder.errors import (
     AuditError,
@@ -280,7 +289,7 @@ def is_cut(file: RemoteFile, wheel: Path, server: Server, connection: Connection
 
 
 def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> None:
-    """Send one wheel with twine.
+    """Send one wheel with twine: a copy of it, which nobody exchanges while it travels.
 
     :raises AuditError: it has another sha256 by now.
     :raises UploadRefusedError: a wrong password, or no right to upload.
@@ -291,31 +300,31 @@ def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> 
     from twine.repository import Repository  # noqa: PLC0415
 
     who = connection.credentials
-    package = PackageFile.from_filename(str(wheel), comment=None)
-    if package.sha2_digest != sha256:
-        raise AuditError(
-            "the wheel changed while it was published",
-            where=str(wheel),
-            next_step="let its build finish, then publish again",
-        )
-    with contextlib.redirect_stdout(sys.stderr):  # twine prints progress where results belong
-        repository = Repository(
-            server.url,
-            who.username if who else None,
-            who.password if who else None,
-            disable_progress_bar=not is_terminal(),
-        )
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        package = PackageFile.from_filename(shutil.copy(wheel, scratch), comment=None)
+        if package.sha2_digest != sha256:
+            raise AuditError(
+                "the wheel changed while it was published",
+                where=str(wheel),
+                next_step="let its build finish, then publish again",
+            )
+        # twine prints progress where results belong
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        repository = Repository(server.url, None, None, disable_progress_bar=not is_terminal())
+        stack.callback(repository.close)
+        repository.session.auth = authentication(who)
         repository.set_certificate_authority(certificates())
+        limit_silence(repository.session)
         try:
-            answer = repository.upload(package)
+            # Once: twine would send 250 MB five times to a server that answers 500.
+            answer = repository.upload(package, max_redirects=1)
         except requests.RequestException as error:
             raise UploadFailedError(
                 f"the upload broke off: {type(error).__name__}",
                 where=server.url,
                 next_step="run the command again; what was sent does not count",
             ) from error
-        finally:
-            repository.close()
     if answer.status_code in DENIED:
         raise denied(server.url, answer.status_code, who)
     if answer.status_code != 200:
@@ -323,8 +332,20 @@ def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> 
             f"the server answers {answer.status_code} {answer.reason}",
             where=server.url,
             details=tuple(answer.text.strip().splitlines()[:3]),
-            next_step="run the command again; where another publisher was quicker, it says so",
+            next_step=_remedy(server, answer),
         )
+
+
+def _remedy(server: Server, answer: requests.Response) -> str:
+    if answer.status_code == 413:
+        return (
+            "let the server take larger files: --max-request-body-size of devpi-server, "
+            "client_max_body_size of an nginx before it; then run the command again"
+        )
+    if answer.is_redirect:
+        there = urljoin(server.url, answer.headers["Location"])
+        return f"if that is the server, give the URL that it names: --index {there}"
+    return "run the command again; where another publisher was quicker, it says so"
 
 
 def push(server: Server, project: str, version: str, target: str, connection: Connection) -> None:

@@ -79,8 +79,8 @@ class Devpi:
 
     def call(self, method, path, auth, **json):
         answer = requests.request(
-            method, f"{self.url}{path}", auth=auth, json=json, timeout=30,
-            headers={"Accept": "application/json"},
+            method, f"{self.url}{path}", auth=tuple(part.encode() for part in auth), json=json,
+            timeout=30, headers={"Accept": "application/json"},
         )  # fmt: skip
         assert answer.ok, (path, answer.status_code, answer.text)
         return answer.json()

@@ -156,7 +156,7 @@ def test_a_lost_answer_is_no_failure(release, tool, server, tmp_path):
 
     upload = Repository.upload
 
-    def lost(self, package):
+    def lost(self, package, **_):
         upload(self, package).close()
         raise requests.ConnectionError("reset by peer")
 
