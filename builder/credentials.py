@@ -25,6 +25,12 @@ class Credentials:
     source: str
 
 
+def variables_of_children() -> dict[str, str]:
+    """Return our environment without the credentials: no program that we start uploads anything."""
+    ours = {USERNAME_VARIABLE, PASSWORD_VARIABLE}
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
 def credentials_for(url: str) -> Credentials | None:
     """Return the first that is there for this URL; None where nothing is configured.
 

@@ -6,6 +6,7 @@ import hashlib
 import importlib.machinery
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import IO, Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder import alias, atomic
+from builder.credentials import variables_of_children
 from builder.errors import AuditError, EnvironmentMismatchError, ToolchainError
 from builder.gpu_report import Gpu, Machine
 from builder.locations import UPSTREAM_DISTRIBUTION
@@ -31,6 +33,10 @@ _SHOWN = 5
 # Variables of the caller's that would decide what is tested.
 _OURS = ("VLLM_GLM5_REFERENCE", "VLLM_GLM5_SOAK_SECONDS", "VLLM_NO_USAGE_STATS")
 _FOREIGN = ("VLLM_", "PYTEST_", "PYTHONSTARTUP", "PYTHONHOME", "VIRTUAL_ENV", "COVERAGE_")
+# What runs under test may not sign or publish: no CI's tokens, no key's path, no agent.
+_SECRET = re.compile(
+    r"(^|_)(PASSWORD|PASSWD|TOKEN|SECRET|SECRETS|CREDENTIALS|KEY)(_|$)|^TWINE_|^SSH_AUTH_SOCK$"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ def create(folder: Path, base: str = sys.executable) -> Environment:
     :raises ToolchainError: the base interpreter cannot.
     """
     command = [base, "-m", "venv", *(["--without-pip"] if uv() else []), str(folder)]
-    _run(command, "no virtual environment can be made", {**os.environ}, folder)
+    _run(command, "no virtual environment can be made", variables_of_children(), folder)
     variables = _variables(folder / "bin")
     variables.pop("PYTHONPATH", None)
     return Environment(folder / "bin" / "python", {**variables, "PYTHONNOUSERSITE": "1"})
@@ -87,7 +93,8 @@ def install(environment: Environment, arguments: list[str], index: Mapping[str, 
         command = [program, "pip", "install", "--quiet", "--python", python, *arguments]
     else:
         command = [python, "-m", "pip", "install", "--quiet", "--no-input", *arguments]
-    variables = {k: v for k, v in os.environ.items() if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    given = variables_of_children().items()
+    variables = {k: v for k, v in given if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     _run(command, "the wheel cannot be installed", variables | dict(index), environment.python)
 
 
@@ -120,7 +127,7 @@ def _variables(programs: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name in _OURS or not name.startswith(_FOREIGN)
+        if name in _OURS or not (name.startswith(_FOREIGN) or _SECRET.search(name))
     }
     kept["PATH"] = f"{programs}{os.pathsep}{kept.get('PATH', os.defpath)}"
     kept["HF_HUB_OFFLINE"] = "1"

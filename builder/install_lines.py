@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from builder import alias
+from builder.credentials import variables_of_children
 from builder.locations import DISTRIBUTION
 from builder.pip_configuration import pip_configuration
 
@@ -126,8 +127,9 @@ def public_index() -> PublicIndex:
         return PublicIndex(configured, configured=True)
     # pip has no public way to tell its default. A host name of ours could go stale unnoticed.
     said = subprocess.run(
-        [sys.executable, "-c", _PIP_DEFAULT], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", _PIP_DEFAULT], capture_output=True, text=True, check=False,
+        env=variables_of_children(),
+    )  # fmt: skip
     return PublicIndex(said.stdout.strip() or None, configured=False)
 
 

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+from builder.credentials import variables_of_children
+
 # Versions of pip print them in other orders; what counts is this: a later one overrides.
 _SECTIONS = ("global", "install", ":env:")
 
@@ -21,6 +23,7 @@ def pip_configuration() -> dict[str, str]:
         capture_output=True,
         text=True,
         check=False,
+        env=variables_of_children(),
     )
     if said.returncode:
         return {

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from builder import atomic
+from builder.credentials import variables_of_children
 from builder.errors import SignatureRefused, ToolchainError
 
 REPORT = "gpu-report@vllm-glm5"
@@ -36,14 +37,16 @@ def signature_path(file: Path) -> Path:
     return file.with_name(f"{file.name}{SUFFIX}")
 
 
-def sign(file: Path, key: Path, namespace: str) -> Path:
+def sign(file: Path, key: Path, namespace: str, data: bytes | None = None) -> Path:
     """Sign a file with a private key, or with the agent's where ``key`` is a public one.
 
+    :param data: what the file was written with, where somebody could have changed it since.
     :returns: the signature beside the file.
     :raises ToolchainError: ssh-keygen is missing, or cannot use the key.
     """
     target = signature_path(file)
-    atomic.write_bytes(target, _signature(file.read_bytes(), key, namespace))
+    data = file.read_bytes() if data is None else data
+    atomic.write_bytes(target, _signature(data, key, namespace))
     return target
 
 
@@ -150,8 +153,9 @@ def _refused(what: str, where: str, *runs: subprocess.CompletedProcess[bytes]) -
 def _ssh_keygen(arguments: list[str], data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            ["ssh-keygen", *arguments], input=data, capture_output=True, check=False
-        )
+            ["ssh-keygen", *arguments], input=data, capture_output=True, check=False,
+            env=variables_of_children(),
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise ToolchainError(
             "ssh-keygen is not installed",

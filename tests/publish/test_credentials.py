@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -92,6 +95,25 @@ def commands_below(pid):
     """The command lines of a process and its children, as they are now."""
     children = read(Path(f"/proc/{pid}/task/{pid}/children")).split()
     return [read(Path(f"/proc/{each}/cmdline")) for each in [pid, *map(int, children)]]
+
+
+def test_no_program_that_we_start_gets_them(tested, tool, pypiserver, monkeypatch):
+    """Their environment can be read by everything that runs as the same user."""
+    started = []
+    begin = subprocess.Popen.__init__
+
+    def watched(self, command, *arguments, env=None, **options):
+        started.append((command, os.environ if env is None else env))
+        begin(self, command, *arguments, env=env, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", watched)
+    tool.run(*tested, pypiserver, **as_user())
+    programs = {Path(str(command[0])).name for command, _ in started}
+    assert {"ssh-keygen", Path(sys.executable).name} <= programs, "the control: it starts some"
+    for command, variables in started:
+        assert "HOME" in variables
+        assert servers.PASSWORD not in variables.values(), command
+        assert not any(servers.PASSWORD in str(word) for word in command)
 
 
 def test_credentials_in_the_url_are_refused(tested, tool, pypiserver):
