@@ -50,7 +50,7 @@ def run_gate(
     as_json: Json = False,
 ) -> None:
     """Test a wheel on this machine's GPU; write the report that publishing asks for."""
-    from builder import gate, signing  # noqa: PLC0415 - keeps --help quick
+    from builder import gate, gpu_report, signing  # noqa: PLC0415 - keeps --help quick
     from builder import wheelhouse as houses  # noqa: PLC0415
     from builder.cli import State  # noqa: PLC0415
     from builder.errors import GateFailedError, HashMismatchError  # noqa: PLC0415
@@ -58,6 +58,8 @@ def run_gate(
     State.as_json = as_json
     if python is not None and wheelhouse is not None:
         raise typer.BadParameter("--python takes an environment, --wheelhouse makes one")
+    if report.is_dir():
+        raise typer.BadParameter(f"--report takes a file, {report} is a folder")
     house = houses.read(wheelhouse) if wheelhouse is not None else None
     if house is not None and wheel is not None and not _same_file(wheel, house.wheel_sha256):
         raise HashMismatchError(
@@ -90,7 +92,10 @@ def run_gate(
             lines[0], where=tested.name, details=(*lines[1:], *files),
             next_step="mend what the report names, then run the gate again",
         )  # fmt: skip
-    signature = signing.sign(request.report, key, signing.REPORT) if key is not None else None
+    signature = None
+    if key is not None:
+        data = gpu_report.render(done)
+        signature = signing.sign(request.report, key, signing.REPORT, data)
     if as_json:
         facts = {"passed": True, "report": str(request.report), "log": str(request.log),
                  "signature": str(signature) if signature else None}  # fmt: skip

@@ -55,7 +55,8 @@ class Request:
 
     @property
     def log(self) -> Path:
-        return self.report.with_suffix(".log")
+        beside = self.report.with_suffix(".log")
+        return beside if beside != self.report else self.report.with_name(f"{self.report.name}.log")
 
 
 def run_gate(request: Request, project: Project, cache: Cache) -> GpuReport:
@@ -94,14 +95,19 @@ def run_gate(request: Request, project: Project, cache: Cache) -> GpuReport:
         if request.capability is not None:
             require_capability(blank, request.capability, str(request.report))
         interrupted = False
+        # A gate that is killed from here on leaves no report: what lay there is of another run.
+        for stale in (Path, signing.signature_path, sigstore_signing.bundle_path):
+            stale(request.report).unlink(missing_ok=True)
         if blank.machine.gpus:
             done, interrupted = _run(request, env, content, suite, scratch, blank)
         else:
             why = asked.get("error", "torch finds none")
             done = replace(blank, faults=(f"no GPU that can be used: {why}",))
+        file.seek(0)
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            changed = "the wheel's file was changed while it was tested"
+            done = replace(done, faults=(*done.faults, changed))
         finished = replace(done, finished=_now())
-    for stale in (signing.signature_path, sigstore_signing.bundle_path):
-        stale(request.report).unlink(missing_ok=True)  # it was over another report
     atomic.write_bytes(request.report, gpu_report.render(finished))
     if interrupted:
         say("\n".join([*summary(finished), f"report  {request.report}"]))

@@ -28,6 +28,8 @@ HEARTBEAT = 30.0  # seconds between two lines about a test that goes on
 PLUGIN = "vllm_glm5_gate"
 
 _POLL = 0.05
+_LONGEST, _MOST_FAULTS = 400, 50  # characters, lines
+_READ = 4 << 20  # bytes of a log that are searched for the cause of a death
 _COOKIE = "VLLM_GLM5_GATE_RUN"
 _EVIDENCE = re.compile(
     r"Fatal Python error|CUDA error|CUDA_ERROR|Xid|fallen off the bus|GPU is lost|out of memory"
@@ -159,14 +161,22 @@ class Process:
             while self._goes_on(process, lines):
                 time.sleep(_POLL)
         except KeyboardInterrupt:  # what it wrote until then counts
-            for event in lines.new():
-                self._take(event)
+            self._read(lines)
             raise
+
+    def _read(self, lines: _Lines) -> None:
+        for line in lines.new():
+            try:
+                self._take(json.loads(line))
+            except (ValueError, LookupError, TypeError):  # the suite knows the file's name
+                self.clean = False
+                self._note(
+                    f"no event of the gate's plugin: {_plain(line.decode(errors='replace'))}"
+                )
 
     def _goes_on(self, process: subprocess.Popen[bytes], lines: _Lines) -> bool:
         code = process.poll()  # first: what it wrote before its end is read after it
-        for event in lines.new():
-            self._take(event)
+        self._read(lines)
         if code is not None:
             self._ended(code)
             return False
@@ -200,8 +210,8 @@ class Process:
                     self._end(event["name"], Outcome.SKIPPED, 0.0, event["reason"], {})
             case "uncollected":
                 self.clean = False
-                name, reason = event["name"] or "the suite", event["reason"]
-                progress.faults.append(f"{name} cannot be collected: {reason}")
+                name, reason = event["name"] or "the suite", _plain(event["reason"])
+                self._note(f"{name} cannot be collected: {reason}")
             case "start":
                 self.running = event["name"]
                 self.log_from = self.suite.log.stat().st_size
@@ -213,6 +223,10 @@ class Process:
                     event["name"], outcome, event["seconds"], event["reason"], event["figures"]
                 )
                 self._rest(OUTSIDE_LIMIT)
+            case "astray":
+                self.clean = False
+                name, reason = event["name"], _plain(event["reason"] or event["outcome"])
+                self._note(f"{name}: a process that it forked came out of the test: {reason}")
             case "done":
                 self.done = event["status"]
                 progress.imported |= event["imported"]
@@ -227,11 +241,22 @@ class Process:
                if key not in self.figures or self.figures[key] != value}  # fmt: skip
         self.figures |= told
         self.last = name
+        reason = _plain(reason)
+        if (before := progress.results.get(name)) is not None:
+            self.clean = False
+            self._note(f"{name} ended twice: {before.outcome}, then {outcome}")
+            if before.outcome in BAD:
+                return
         progress.results[name] = TestResult(name, outcome, seconds, reason, new)
         self.clean &= outcome not in BAD
         total = len(progress.selected) or "?"
         why = f": {reason}" if reason else ""
         say(f"[{len(progress.results)}/{total}] {outcome} {seconds:.1f} s {name}{why}")
+
+    def _note(self, fault: str) -> None:
+        """Put on record why the run is no pass; a suite that floods its report has said enough."""
+        if len(self.progress.faults) < _MOST_FAULTS:
+            self.progress.faults.append(fault)
 
     def _left_figures(self) -> dict[str, Any]:
         """Return what a process that can no longer hand them over has put on record."""
@@ -249,9 +274,7 @@ class Process:
         elif self.done is None or code < 0:
             self.clean = False
             if not self.progress.faults:
-                self.progress.faults.append(
-                    f"the suite's process {how} outside of a test{self._evidence()}"
-                )
+                self._note(f"the suite's process {how} outside of a test{self._evidence()}")
 
     def _hangs(self, process: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError):
@@ -263,15 +286,15 @@ class Process:
             self._end(self.running, Outcome.HANG, self.limit, reason, self._left_figures())
         else:
             self.clean = False
-            self.progress.faults.append(f"the suite hangs outside of a test: {reason}")
+            self._note(f"the suite hangs outside of a test: {reason}")
 
     def _evidence(self) -> str:
         """Return what the log says about a death, if it says something that we know."""
         with self.suite.log.open("rb") as log:
-            log.seek(self.log_from)
+            log.seek(max(self.log_from, log.seek(0, os.SEEK_END) - _READ))
             lines = log.read().decode(errors="replace").splitlines()
         found = [line.strip() for line in lines if _EVIDENCE.search(line)]
-        return f": {found[0][:200]}" if found else ""
+        return f": {_plain(found[0][:200])}" if found else ""
 
 
 class _Lines:
@@ -282,14 +305,13 @@ class _Lines:
         self.file: IO[bytes] | None = None
         self.rest = b""
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def new(self) -> Iterator[bytes]:
         if self.file is None:
             if not self.path.exists():
                 return
             self.file = self.path.open("rb")
         *lines, self.rest = (self.rest + self.file.read()).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
+        yield from lines
 
 
 def _end_all(process: subprocess.Popen[bytes], cookie: str) -> None:
@@ -333,6 +355,11 @@ def _selected(name: str, only: tuple[str, ...]) -> bool:
     from fnmatch import fnmatchcase  # noqa: PLC0415
 
     return not only or any(name == pattern or fnmatchcase(name, pattern) for pattern in only)
+
+
+def _plain(text: str) -> str:
+    """Keep from a terminal, and from the report, what is no text: escapes, half characters."""
+    return "".join(c if c.isprintable() else "?" for c in text[:_LONGEST])
 
 
 def _figure(value: object) -> Figure:

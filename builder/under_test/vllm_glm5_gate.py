@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import threading
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,15 @@ from typing import Any
 import pytest
 
 _LONGEST = 400  # characters of a reason
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")  # ECMA-48
 
 _events = os.open(os.environ["VLLM_GLM5_GATE_EVENTS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 _job: dict[str, Any] = json.loads(
     Path(os.environ["VLLM_GLM5_GATE_JOB"]).read_text(encoding="utf-8")
 )
 _parent = os.dup(0)  # before pytest puts /dev/null there
+_pid = os.getpid()
+_ASTRAY = 70  # EX_SOFTWARE
 
 faulthandler.register(signal.SIGUSR1, file=os.dup(2), all_threads=True)
 
@@ -34,6 +38,13 @@ def _follow_parent() -> None:
     """End with the gate, however that ends: nothing may stay behind on the GPU."""
     while os.read(_parent, 1024):
         pass
+    mark = f"VLLM_GLM5_GATE_RUN={os.environ.get('VLLM_GLM5_GATE_RUN')}".encode()
+    for _ in range(3):  # engines have sessions of their own, and start processes meanwhile
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) != _pid:
+                with suppress(OSError):
+                    if mark in (folder / "environ").read_bytes().split(b"\0"):
+                        os.kill(int(folder.name), signal.SIGKILL)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -55,7 +66,7 @@ def _reason(report: pytest.CollectReport | pytest.TestReport) -> str:
         text = str(longrepr or "")
     for folder in _job["folders"]:
         text = text.replace(folder, "")
-    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()]
+    lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines()]
     if report.when == "collect":  # pytest gives a whole traceback: what was raised is enough
         lines = [line[1:].strip() for line in lines if line.startswith("E ")] or lines
     return " | ".join(filter(None, lines))[:_LONGEST]
@@ -97,6 +108,10 @@ class Gate:
         _say("start", name=nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if os.getpid() != _pid:
+            # Forked by the test, which it left: it must not run fixtures' ends and further tests.
+            _say("astray", name=report.nodeid, outcome=report.outcome, reason=_reason(report))
+            os._exit(_ASTRAY)
         self.seconds += report.duration
         if report.failed:
             where = "" if report.when == "call" else f"{report.when}: "

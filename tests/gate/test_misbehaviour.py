@@ -1,0 +1,204 @@
+"""Tests that do what no test should: what they do to the gate, its report and its key."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from builder.gpu_process import Process, Progress, Suite
+from builder.gpu_report import Outcome
+from tests.gate.test_gate import GATE_FAILED, GOOD_TESTS, alive
+
+LEFT = """
+    import os, time
+
+    def test_forks():
+        child = os.fork()
+        assert child, "the child's answer is wrong"
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_child_that_leaves_its_test(lab):
+    """Its failure counts, and it runs no further test: those are its parent's."""
+    lab.write("test_a.py", LEFT)
+    done = lab.test()
+    assert done.returncode == GATE_FAILED
+    assert lab.outcomes == {"test_a.py::test_forks": "passed"} | GOOD_TESTS
+    (fault,) = lab.facts["faults"]
+    assert "test_forks: a process that it forked came out of the test" in fault
+    assert "the child's answer is wrong" in fault
+    assert done.stderr.count("test_good.py::test_one") == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_line_that_is_no_event(lab, jobs):
+    lab.write(
+        "test_a.py",
+        "import os\ndef test_a():\n"
+        "    with open(os.environ['VLLM_GLM5_GATE_EVENTS'], 'ab') as file:\n"
+        '        file.write(b\'\\xff no event\\n[1]\\n{"event": "end"}\\n\')',
+    )
+    done = lab.test("--jobs", jobs)
+    assert done.returncode == GATE_FAILED
+    assert "Traceback" not in done.stderr
+    assert lab.outcomes == {"test_a.py::test_a": "passed"} | GOOD_TESTS
+    assert len(lab.facts["faults"]) == 3
+    assert all("no event of the gate's plugin" in fault for fault in lab.facts["faults"])
+
+
+def test_a_failure_stays_one(lab):
+    """Whatever else is said of the test later."""
+    pass_ = {"event": "end", "outcome": "passed", "reason": "", "seconds": 1, "figures": {}}
+    lab.write(
+        "test_z.py",
+        f"import json, os\ndef test_bad():\n    assert False\n\ndef test_says_it_passed():\n"
+        f"    event = {pass_!r} | {{'name': 'test_z.py::test_bad'}}\n"
+        "    with open(os.environ['VLLM_GLM5_GATE_EVENTS'], 'a') as file:\n"
+        "        file.write(json.dumps(event) + '\\n')",
+    )
+    assert lab.test().returncode == GATE_FAILED
+    assert lab.outcomes["test_z.py::test_bad"] == "failed"
+    assert "test_bad ended twice: failed, then passed" in lab.facts["faults"][0]
+
+
+def test_what_is_no_text_reaches_no_terminal(lab):
+    words = r"'half \udc80, \x1b]0;a title\x07 \x1b[2J\x1b[31mred \x07bell'"
+    lab.write("test_a.py", f"def test_a():\n    assert False, {words}")
+    lab.write(
+        "test_b.py", "import os\ndef test_b():\n    os.write(2, b'\\xff\\xfe')\n    os.abort()"
+    )
+    done = lab.test("--json")
+    assert done.returncode == GATE_FAILED
+    assert not {"\x1b", "\x07"} & set(done.stderr)
+    assert json.loads(done.stdout)["exit_code"] == GATE_FAILED
+    assert lab.reason("test_a.py::test_a").startswith("AssertionError: half ?,  red ?bell")
+    assert "SIGABRT" in lab.reason("test_b.py::test_b")
+
+
+def test_a_gate_that_is_killed_takes_detached_processes_along(lab):
+    child = lab.folder / "child"
+    lab.write(
+        "test_a.py",
+        "import subprocess, sys, time\ndef test_a():\n"
+        "    sleep = [sys.executable, '-c', 'import time; time.sleep(1000)']\n"
+        "    child = subprocess.Popen(sleep, start_new_session=True)\n"
+        f"    open({str(child)!r}, 'w').write(str(child.pid))\n    time.sleep(1000)",
+    )
+    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
+               lab.wheel, "--python", lab.python, "--report", lab.report_path]  # fmt: skip
+    gate = subprocess.Popen(command, env=lab.variables, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (child.exists() and child.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    gate.kill()
+    gate.wait()
+    while alive(int(child.read_text())):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_test_that_kills_the_gate_leaves_no_report(lab):
+    """Not even the signed one of an earlier run of the same wheel, which it would have replaced."""
+    key = lab.allowed_key()
+    assert lab.test("--key", key).returncode == 0
+    check = ("check-report", lab.wheel, "--report", lab.report_path)
+    assert lab.command(*check).returncode == 0
+    lab.write("test_good.py", "import os\ndef test_one():\n    os.kill(os.getppid(), 9)")
+    assert lab.test("--key", key).returncode == -signal.SIGKILL
+    assert lab.command(*check).returncode == 23
+
+
+def test_what_runs_under_test_can_neither_sign_nor_publish(lab):
+    secrets = dict.fromkeys(
+        ("TWINE_USERNAME", "TWINE_PASSWORD", "GLM5_GATE_KEY", "SSH_AUTH_SOCK", "GH_TOKEN",
+         "ACTIONS_ID_TOKEN_REQUEST_TOKEN", "CI_JOB_TOKEN"),
+        "a secret",
+    )  # fmt: skip
+    lab.variables |= secrets | {"TOKENIZERS_PARALLELISM": "false"}
+    lab.write(
+        "test_a.py",
+        "import os\ndef test_a():\n    assert 'a secret' not in os.environ.values()\n"
+        "    assert os.environ['TOKENIZERS_PARALLELISM']",
+    )
+    done = lab.test()
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wheel_that_changes_while_it_is_tested(lab, tmp_path):
+    wheel = tmp_path / lab.wheel.name
+    wheel.write_bytes(lab.wheel.read_bytes())
+    lab.write("test_a.py", f"def test_a():\n    open({str(wheel)!r}, 'ab').write(b'x')")
+    arguments = ("test", wheel, "--python", lab.python, "--report", lab.report_path)
+    assert lab.command(*arguments).returncode == GATE_FAILED
+    assert lab.facts["faults"] == ["the wheel's file was changed while it was tested"]
+
+
+EDIT = """
+import pathlib, sys, time
+
+report = pathlib.Path(sys.argv[1])
+while not (report.exists() and report.stat().st_size):
+    time.sleep(0.0001)
+report.write_bytes(report.read_bytes() + b" ")
+"""
+
+
+def test_what_edits_the_report_before_it_is_signed(lab):
+    """A detached process without our environment, which the gate cannot find: nothing counts."""
+    key = lab.allowed_key()
+    (lab.folder / "edit.py").write_text(EDIT)
+    lab.write(
+        "test_a.py",
+        "import subprocess, sys\ndef test_a():\n    subprocess.Popen([sys.executable, "
+        f"{str(lab.folder / 'edit.py')!r}, {str(lab.report_path)!r}], start_new_session=True, "
+        "env={}, stdin=-3, stdout=-3, stderr=-3)",
+    )
+    assert lab.test("--key", key).returncode == 0
+    deadline = time.monotonic() + 60
+    while not lab.report_path.read_bytes().endswith(b" "):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    done = lab.command("check-report", lab.wheel, "--report", lab.report_path)
+    assert done.returncode == 24, done.stderr
+    lab.report_path.write_bytes(lab.report_path.read_bytes()[:-1])  # the control
+    assert lab.command("check-report", lab.wheel, "--report", lab.report_path).returncode == 0
+
+
+def test_the_cause_of_a_death_is_sought_at_the_end_of_a_long_log(tmp_path):
+    suite = Suite(
+        python=sys.executable, folder=tmp_path, scratch=tmp_path, variables={}, packages=(),
+        only=(), limit=1, jobs=1, log=tmp_path / "log", gpu_lost=str,
+    )  # fmt: skip
+    with suite.log.open("wb") as log:
+        log.truncate(3 << 30)  # a hole, not a disk full
+        log.seek(0, os.SEEK_END)
+        log.write(b"\nCUDA error: out of memory\n")
+    process = Process(suite, Progress(), None)
+    process.running = "test_a.py::test_a"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    process._ended(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+    found = process.progress.results["test_a.py::test_a"]
+    assert found.outcome is Outcome.CRASH
+    assert "CUDA error: out of memory" in found.reason
+
+
+def test_where_the_report_goes_is_looked_at_first(lab):
+    done = lab.command("test", lab.wheel, "--python", lab.python, "--report", lab.folder)
+    assert done.returncode == 2
+    assert "is a folder" in done.stderr
+    assert "GPU:" not in done.stderr
+    report = lab.folder / "gate.log"
+    arguments = ("test", lab.wheel, "--python", lab.python, "--report", report)
+    assert lab.command(*arguments).returncode == 0
+    assert json.loads(report.read_text())["predicate"]["result"] == "PASSED"
+    assert "test_good.py::test_one" in (lab.folder / "gate.log.log").read_text()
