@@ -236,3 +236,9 @@ class UploadFailedError(BuilderError):
     """An upload was cut, or a package server does not list what it was sent."""
 
     exit_code = 42
+
+
+class IndexLayoutError(BuilderError):
+    """A channel's folder is another channel's too: by a link, or as one index lies in another."""
+
+    exit_code = 43

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from builder import atomic, index_journal, simple_pages
 from builder.console import say
 from builder.digests import sha256_of
-from builder.errors import AuditError, VersionExistsError
+from builder.errors import AuditError, IndexLayoutError, VersionExistsError
 from builder.index_pages import metadata_path
 from builder.simple_pages import ListedWheel
 from builder.wheel_file import WheelName, parse, read_metadata, require_agreement
@@ -33,6 +33,7 @@ STABLE = "stable"
 STAGING = "staging"
 
 _CHUNK = 1 << 20
+_LOCK = ".publish"
 _RESERVED = ("metadata", "yanked")
 _CHANNEL = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
@@ -154,13 +155,39 @@ def set_yanked(
 
 @contextmanager
 def _alone(index: Path, simple: Path, projects: AbstractSet[str]) -> Iterator[None]:
-    """Hold the lock of the index; remove what killed publishers left in the folders."""
-    with atomic.exclusive(index / ".publish", f"the index {index}"):
+    """Hold the lock of the index; remove what killed publishers left in the folders.
+
+    :raises IndexLayoutError: what is done here would be done in another channel as well.
+    """
+    _require_own_folders(index, (simple, *(simple / project for project in sorted(projects))))
+    with atomic.exclusive(index / _LOCK, f"the index {index}"):
         for folder in (simple, *(simple / project for project in projects)):
             for leftover in folder.glob(f"{atomic.PREFIX}*"):
                 leftover.unlink(missing_ok=True)
         index_journal.recover(index)
         yield
+
+
+def _require_own_folders(index: Path, folders: Sequence[Path]) -> None:
+    """Keep channels apart: what staging takes untested must not be in a stable one at once."""
+    simple = folders[0]
+    # Our stable channel may be another one of the folder above, and the other way round.
+    other = index.parent if simple.parent == index else simple.parent
+    if (other / f"{_LOCK}.lock").exists():
+        raise IndexLayoutError(
+            f"it belongs to the index {other} too",
+            where=str(simple),
+            next_step="give another --index or --channel: no index lies where another one has a "
+            "channel",
+        )
+    for folder in folders:
+        if folder.resolve() != index.resolve() / folder.relative_to(index):
+            raise IndexLayoutError(
+                "a link below the folder of an index may lead to another channel",
+                where=str(folder),
+                details=(f"leads to  {folder.resolve()}",),
+                next_step="make it a folder, or a mount; the index as a whole may be a link",
+            )
 
 
 def _check_beside(beside: Mapping[str, bytes], wheel: Path) -> None:
