@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from packaging.utils import InvalidSdistFilename, parse_sdist_filename
+
 from builder import atomic, index, publish, remote_index
 from builder.alias import alias_name
 from builder.connection import Connection
@@ -142,6 +144,7 @@ def _on_devpi(
     publish.require_keeping(target, channel)
     files = remote_index.list_files(server, DISTRIBUTION, connection)
     version, wheels = _pushed(promotion.what, files, server)
+    _require_wheels_alone(version, server, connection)
     if server.volatile:
         raise UnsupportedByServerError(
             "the index is volatile: a wheel could be replaced between its check and the push",
@@ -174,8 +177,12 @@ def _on_devpi(
         raise UploadFailedError(
             "the index has not what was promoted; somebody else may have uploaded just now",
             where=target.url,
-            details=tuple(f"{sha256}  {name}" for name, sha256 in sorted(after.items())),
-            next_step="compare that list with the reports; run the command again",
+            details=tuple(
+                f"{sha256}  {name}{'' if name in approved | before else '  which no report is about'}"
+                for name, sha256 in sorted(after.items())
+            ),
+            next_step="remove what no report is about (devpi remove --force --index INDEX URL), then run the "
+            "command again",
         )
     return Outcome(
         index=target.url,
@@ -237,13 +244,51 @@ def _pushed(what: str, files: Sequence[RemoteFile], server: Server) -> tuple[str
     return version, pushed
 
 
+def _require_wheels_alone(version: str, server: Server, connection: Connection) -> None:
+    """Refuse to push what no report is about: an sdist, say, which installers build and run.
+
+    :raises UnsupportedByServerError: the version has a file that is no wheel of ours.
+    """
+    other = [
+        file
+        for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
+        for file in remote_index.list_files(server, project, connection)
+        if _is_of(file, project, version) and not _is_ours(file, version)
+    ]
+    if other:
+        raise UnsupportedByServerError(
+            "devpi pushes all files of a version, and no report can be about this one",
+            where=server.url,
+            details=tuple(file.name for file in other),
+            next_step=f"devpi remove --force --index {server.stage} {other[0].url}, then promote again",
+        )
+
+
+def _is_ours(file: RemoteFile, version: str) -> bool:
+    """Tell a wheel, which needs a report, and the alias, whose version determines its bytes."""
+    if not file.name.endswith(".whl"):
+        return False
+    return file.name == alias_name(version) or parse(Path(file.name)).project == DISTRIBUTION
+
+
+def _is_of(file: RemoteFile, project: str, version: str) -> bool:
+    """Tell whether a push of the version takes the file; where its name is in doubt, it does."""
+    if file.name.endswith(".whl"):
+        return version_of(Path(file.name)) == version
+    try:
+        name, found = parse_sdist_filename(file.name)
+    except InvalidSdistFilename:
+        return True
+    return (name, str(found)) == (project, version)
+
+
 def _held(server: Server, version: str, connection: Connection) -> dict[str, str]:
     """Return the sha256 of each file that an index has of a version, the alias included."""
     return {
         file.name: remote_index.sha256_of(file, server, connection)
         for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
         for file in remote_index.list_files(server, project, connection)
-        if file.name.endswith(".whl") and version_of(Path(file.name)) == version
+        if _is_of(file, project, version)
     }
 
 

@@ -213,15 +213,22 @@ def _to_server(
 
 
 def require_keeping(server: Server, channel: str) -> None:
-    """Refuse an index where the bytes of a released version could be replaced.
+    """Refuse an index where what is released could be replaced, or be there without a report.
 
-    :raises UnsupportedByServerError: it is volatile.
+    :raises UnsupportedByServerError: it is volatile, or inherits a staging index.
     """
     if server.volatile and channel != STAGING:
         raise UnsupportedByServerError(
             "the index is volatile: anybody who may upload can replace a released wheel",
             where=server.url,
             next_step=f"devpi index {server.stage} volatile=False",
+        )
+    untested = [name for name in server.bases if name.rpartition("/")[2] == STAGING]
+    if untested and channel != STAGING:
+        raise UnsupportedByServerError(
+            f"the index inherits {untested[0]}: all that is staged there is released here",
+            where=server.url,
+            next_step=f"devpi index {server.stage} bases-={untested[0]}",
         )
 
 

@@ -59,6 +59,7 @@ class Server:
     :param stage: devpi's USER/INDEX; empty elsewhere.
     :param volatile: lets files be replaced (devpi); None where the server does not tell.
     :param uploaders: who may upload (devpi's ``acl_upload``); None where it does not tell.
+    :param bases: the stages that it inherits (devpi), USER/INDEX: what they list, it lists too.
     :param complete: inherits a mirror of the public index, so that it has the dependencies too.
     :param loses_cut_uploads: False where it keeps the first half of an upload that broke off.
     """
@@ -69,6 +70,7 @@ class Server:
     stage: str = ""
     volatile: bool | None = None
     uploaders: tuple[str, ...] | None = None
+    bases: tuple[str, ...] = ()
     complete: bool = False
     loses_cut_uploads: bool = True
 
@@ -140,6 +142,8 @@ def _examine_devpi(url: str, answer: requests.Response, connection: Connection) 
     index = str(offered["index"])
     base = index.rsplit("/", 2)[0]
     stage = index.removeprefix(f"{base}/")
+    root = f"{url.rstrip('/').rsplit('/', 2)[0]}/"
+    stages, complete = _inherited(root, settings, connection)
     status = (*offered.get("authstatus", ()), "")[0]
     if connection.credentials is not None and status != "ok":
         raise denied(url, 401, connection.credentials)
@@ -151,7 +155,8 @@ def _examine_devpi(url: str, answer: requests.Response, connection: Connection) 
         stage=stage,
         volatile=bool(settings.get("volatile", True)),
         uploaders=tuple(settings.get("acl_upload", ())),
-        complete=_inherits_mirror(f"{url.rstrip('/').rsplit('/', 2)[0]}/", settings, connection),
+        bases=stages,
+        complete=complete,
     )
 
 
@@ -163,19 +168,23 @@ def _result(answer: requests.Response) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
-def _inherits_mirror(root: str, settings: dict[str, Any], connection: Connection) -> bool:
-    waiting, seen = [*settings.get("bases", ())], set[str]()
+def _inherited(
+    root: str, settings: dict[str, Any], connection: Connection
+) -> tuple[tuple[str, ...], bool]:
+    """Return the stages that an index inherits, and whether a mirror is among its bases."""
+    waiting, stages, mirror = [*settings.get("bases", ())], dict[str, None](), False
     while waiting:
         name = str(waiting.pop())
-        if name in seen:
+        if name in stages:
             continue
-        seen.add(name)
         answer = connection.ask("GET", f"{root}{name}", headers={"Accept": "application/json"})
         found = _result(answer)
         if found.get("type") == "mirror":
-            return True
+            mirror = True
+            continue
+        stages[name] = None
         waiting += found.get("bases", ())
-    return False
+    return tuple(stages), mirror
 
 
 def require_upload_right(server: Server, connection: Connection) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
+import shlex
+import subprocess
+import sys
+import tarfile
+
 import pytest
 import requests
 
+from builder import remote_index
 from builder.alias import write_alias
 
 from . import servers
@@ -156,15 +164,96 @@ def test_yank_is_refused(tool, stable):
     assert "devpi cannot yank" in refused.error
 
 
-def test_what_a_base_has_does_not_count(release, tool, team, devpi, staging):
+def test_what_a_base_has_does_not_count(release, tool, team, devpi, stable):
     """An index lists what it inherits; only its own files are in the way."""
     wheel = release.wheel()
-    tool.run("publish", wheel, "--index", staging, **as_user(*team))
-    derived = devpi.index(team, "derived", bases=[f"{team[0]}/staging"])
-    assert listed(derived) == {wheel.name: sha256(wheel)}
     report = release.report(wheel)
+    tool.run("publish", wheel, "--report", report, "--index", stable, **as_user(*team))
+    derived = devpi.index(team, "derived", bases=[f"{team[0]}/stable"])
+    assert listed(derived) == {wheel.name: sha256(wheel)}
     done = tool.json("publish", wheel, "--report", report, "--index", derived, **as_user(*team))
     assert not done["files"][0]["already_there"]
+
+
+def client(devpi, team, tmp_path, line):
+    """Run a line for devpi's own client, logged in."""
+    state = ["--clientdir", str(tmp_path / "client")]
+    login = ["login", team[0], "--password", team[1]]
+    for words in (["use", devpi.url], login, [*shlex.split(line)[1:], "-y"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "devpi", *words, *state], capture_output=True, text=True,
+            check=False, env={**os.environ, "HOME": str(tmp_path), "PYTHONPATH": ""},
+        )  # fmt: skip
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+
+
+def next_line(refused):
+    return refused.error.rpartition("next: ")[2].partition(", then")[0].strip()
+
+
+def upload_sdist(index, who, tmp_path, version=VERSION):
+    """Somebody's own upload, of what installers build and run where no wheel fits."""
+    name = f"vllm_glm5-{version}"
+    core = f"Metadata-Version: 2.1\nName: vllm-glm5\nVersion: {version}\n".encode()
+    with tarfile.open(tmp_path / f"{name}.tar.gz", "w:gz") as archive:
+        for path, data in (("PKG-INFO", core), ("setup.py", b"print('untested')")):
+            member = tarfile.TarInfo(f"{name}/{path}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    subprocess.run(
+        [sys.executable, "-m", "twine", "upload", "--repository-url", index, archive.name],
+        check=True, capture_output=True, env={**os.environ, **as_user(*who)},
+    )  # fmt: skip
+
+
+def test_nothing_untested_is_pushed_along(release, tool, staging, stable, team, devpi, tmp_path):
+    wheel = release.wheel()
+    tool.run("publish", wheel, "--index", staging, **as_user(*team))
+    upload_sdist(staging, team, tmp_path)
+    promote = ("promote", VERSION, "--index", staging, "--report", release.report(wheel))
+    refused = tool.run(*promote, code=41, **as_user(*team))
+    assert f"vllm_glm5-{VERSION}.tar.gz" in refused.error
+    assert listed(stable) == {}
+    client(devpi, team, tmp_path, next_line(refused))
+    upload_sdist(staging, team, tmp_path, "0.20.2+glm5.2")  # a push takes one version alone
+    tool.run(*promote, **as_user(*team))
+    assert listed(stable) == {wheel.name: sha256(wheel)}
+
+
+def test_what_comes_in_between_is_told(release, tool, staging, stable, team, tmp_path, monkeypatch):
+    wheel = release.wheel()
+    tool.run("publish", wheel, "--index", staging, **as_user(*team))
+    push = remote_index.push
+
+    def quicker(*arguments):
+        upload_sdist(staging, team, tmp_path)
+        push(*arguments)
+
+    monkeypatch.setattr(remote_index, "push", quicker)
+    promote = ("promote", VERSION, "--index", staging, "--report", release.report(wheel))
+    failed = tool.run(*promote, code=42, **as_user(*team))
+    assert f"vllm_glm5-{VERSION}.tar.gz  which no report is about" in failed.error
+    assert f"{wheel.name}  which" not in failed.error
+
+
+def test_a_stable_index_that_inherits_staging(release, tool, team, devpi, staging, tmp_path):
+    """Its users would get all that is staged."""
+    wheel = release.wheel()
+    tool.run("publish", wheel, "--index", staging, **as_user(*team))
+    other = release.wheel("0.20.2+glm5.2")
+    publish = ("publish", other, "--report", release.report(other), "--index")
+    promote = ("promote", VERSION, "--index", staging, "--report", release.report(wheel))
+    devpi.index(team, "between", bases=[f"{team[0]}/staging"])
+    main = devpi.index(team, "main", bases=[f"{team[0]}/staging", f"{team[0]}/between"])
+    assert listed(main) == {wheel.name: sha256(wheel)}, "the control"
+    refused = tool.run(*publish, main, code=41, **as_user(*team))
+    assert "inherits" in refused.error
+    tool.run(*promote, "--to", "main", code=41, **as_user(*team))
+    client(devpi, team, tmp_path, next_line(refused))
+    tool.run(*publish, main, code=41, **as_user(*team))  # by way of the one between
+    client(devpi, team, tmp_path, f"devpi index {team[0]}/main bases=")
+    tool.run(*publish, main, **as_user(*team))
+    assert listed(main) == {other.name: sha256(other)}
 
 
 def test_the_passwords_are_in_no_log(release, tool, team, devpi, stable):
