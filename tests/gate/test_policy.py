@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
+from fnmatch import fnmatchcase
 
 import pytest
 
@@ -276,6 +278,40 @@ def test_a_malformed_policy_is_refused(gate, old, new, reason):
     (gate.folder / "policy.toml").write_text(POLICY.replace(old, new, 1))
     with pytest.raises(PolicyError, match=reason):
         _ = gate.policy
+
+
+@pytest.mark.parametrize("name", ["stable", "stable-sm120"])
+def test_one_card_is_enough_for_the_shipped_policy(gate, name):
+    """All passed but for what may be skipped; each of the others is missed."""
+    project = locations.default_project()
+    channel = policy.load_default(project).channel(name)
+    found = [
+        f"{path.name}::{test}"
+        for path in sorted(project.suite.glob("test_*.py"))
+        for test in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    ]
+    skipped = [t for t in found if any(fnmatchcase(t, p) for p in channel.may_skip)]
+    assert "test_many_gpus.py::test_each_size_computes_what_one_card_does" in skipped
+    assert len(skipped) < len(found) / 2
+    passed = [test for test in found if test not in skipped]
+
+    def faults(without=()):
+        tests = [
+            result(t, Outcome.SKIPPED, "no") if t in (*skipped, *without) else result(t)
+            for t in found
+        ]
+        soak = tests.pop(next(n for n, test in enumerate(tests) if "soak" in test.name))
+        tests.append(result(soak.name, soak.outcome, **{"engine soak: seconds": 3600.0}))
+        report = gate.report(
+            tests=tuple(tests), gpus=(RTX if name == "stable-sm120" else H200,),
+            policy_sha256=channel.policy_sha256, suite_hash=channel.suite_hash,
+        )  # fmt: skip
+        return policy.check(channel, report, NOW)
+
+    assert faults() == []
+    for test in passed:
+        assert any(test in fault for fault in faults([test])), test
+    assert "of which one at least is required" in str(faults(passed))
 
 
 def test_the_shipped_policy():

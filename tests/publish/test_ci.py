@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from builder import cli, pin, series
+from builder import cli, pin, policy, series
 from builder.locations import default_project
 from tests.commands import ROOT
 
@@ -164,6 +167,74 @@ def test_the_watch_runs_each_hour():
     assert re.fullmatch(r"\d+ \* \* \* \*", schedule["cron"])
     assert "schedule" in load(GITHUB)["jobs"]["watch"]["if"]
     assert load(GITLAB)["watch"]["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "schedule"'}]
+
+
+FAKE_GH = """#!/bin/sh
+case "$2" in
+list) cat issues ;;
+create) echo "$4" >> issues; cat "$6" > /dev/null ;;
+esac
+"""
+RELEASES = {"releases": [{"tag": "v0.34.0.post1"}, {"tag": "v0.34.0"}]}
+
+
+def run_watch(script, folder):
+    """Run the last step of the watch, with programs of our own for GitHub's and ours."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    (folder / "issues").touch()
+    (programs / "python").unlink(missing_ok=True)
+    (programs / "python").symlink_to(sys.executable)
+    (folder / "upstream.json").write_text(json.dumps(RELEASES))
+    for name, text in (
+        ("gh", FAKE_GH),
+        ("builder", '#!/bin/sh\necho "$@" >> asked\ntouch upstream.md\n'),
+    ):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    return subprocess.run(
+        ["bash", "-e", "-c", script.replace("python -m builder", "builder")], cwd=folder,
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_watch_opens_an_issue_for_each_release_once(tmp_path):
+    """Not one an hour; and the title of one release is no other one's."""
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not installed, which GitHub's machines have")
+    script = scripts(GITHUB)["watch"][-1]
+    for _ in range(3):
+        done = run_watch(script, tmp_path)
+        assert done.returncode == 0, done.stderr
+    titles = (tmp_path / "issues").read_text().splitlines()
+    assert titles == ["Upstream released v0.34.0.post1", "Upstream released v0.34.0"]
+    assert "--onto v0.34.0 " in (tmp_path / "asked").read_text()
+
+
+def test_the_watch_on_gitlab_fails_once_for_each_release(tmp_path):
+    job = load(GITLAB)["watch"]
+    assert job["cache"]["when"] == "always"
+    assert ".cache/told" in job["cache"]["paths"]
+    first, second = (run_watch(job["script"][-1], tmp_path) for _ in range(2))
+    assert first.returncode
+    assert "v0.34.0.post1, v0.34.0" in first.stderr
+    assert second.returncode == 0, second.stderr
+
+
+def test_the_gate_runs_what_the_policy_asks_for():
+    """A shorter soak than the policy's would let nothing in, after hours."""
+    shipped = policy.load_default(default_project())
+    least = {c.at_least["engine soak: seconds"] for c in shipped.channels.values()}
+    jobs = (load(GITHUB)["jobs"]["gate"]["env"], load(GITLAB)["gate"]["variables"])
+    assert {float(job["VLLM_GLM5_SOAK_SECONDS"]) for job in jobs} == least
+
+
+def test_actions_are_pinned():
+    """A tag can be moved to another commit; what it runs has our secrets."""
+    for line in GITHUB.read_text().splitlines():
+        if "uses:" in line:
+            assert re.search(r"uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
 
 
 @pytest.mark.parametrize("file", [GITHUB, GITLAB, ROOT / "ci" / "build"], ids=lambda f: f.name)
