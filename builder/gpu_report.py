@@ -228,7 +228,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Two readers must not read two things: a key stands once."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a name stands twice where it counts once")
     return found
 
 
@@ -241,7 +241,7 @@ def _report(document: dict[str, Any]) -> GpuReport:
         raise ValueError("it is another kind of statement")
     (subject,) = document["subject"]
     predicate = document["predicate"]
-    digests = {item["name"]: item["digest"] for item in predicate["configuration"]}
+    digests = _once([(item["name"], item["digest"]) for item in predicate["configuration"]])
     own = predicate[_EXTENSION]
     environment = own["environment"]
     tests = tuple(

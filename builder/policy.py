@@ -206,6 +206,13 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
                      f"given   {sha256}  {wheel.name}"),
             next_step=f"python -m builder test {wheel}",
         )  # fmt: skip
+    if found.wheel_name != wheel.name:  # which says for which machine and Python it is
+        raise ReportRefused(
+            "the wheel was tested under another file name",
+            where=where,
+            details=(f"tested  {found.wheel_name}", f"given   {wheel.name}"),
+            next_step="give it the name back that its build gave it",
+        )
     if faults := check(channel, found, now):
         raise ReportRefused(
             f"the report does not let this wheel into {channel.name}: {faults[0]}",
@@ -214,6 +221,25 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
             next_step=f"python -m builder test {wheel}",
         )
     return Verdict(channel.name, sha256, found, signer, data, signature, suffix)
+
+
+def refuse_failure(channel: Channel, wheel_sha256: str, report: Path) -> None:
+    """Refuse a wheel of which a report, signed or not, says that it failed this very suite.
+
+    :raises ReportRefused: which test it was.
+    """
+    try:
+        found = gpu_report.parse(_read(report), str(report))
+    except ReportRefused:
+        return
+    same = (found.wheel_sha256, found.suite_hash) == (wheel_sha256, channel.suite_hash)
+    if same and (bad := [*found.faults, *(t.name for t in found.named(*BAD))]):
+        raise ReportRefused(
+            f"the wheel failed the gate at another time: {bad[0]}",
+            where=str(report),
+            details=tuple(bad[1:]),
+            next_step="find out why; leave that report out only where the machine was at fault",
+        )
 
 
 def _read(report: Path) -> bytes:

@@ -51,6 +51,8 @@ def approve(
 ) -> Verdict | None:
     """Let a wheel into a channel by the first of the reports that does; staging asks for none.
 
+    A report that the wheel failed is not outweighed by another one.
+
     :raises ReportRefused: no report lets it in, or none was given.
     :raises PolicyError: the policy does not define that channel.
     """
@@ -64,11 +66,16 @@ def approve(
             next_step=f"python -m builder test {wheel}, then give --report",
         )
     refused: list[ReportRefused] = []
+    accepted: Verdict | None = None
     for report in reports:
         try:
-            return policy.require_report(rules, wheel, report, now)
+            accepted = accepted or policy.require_report(rules, wheel, report, now)
         except ReportRefused as error:
             refused.append(error)
+    if accepted is not None:
+        for report in reports:
+            policy.refuse_failure(rules, accepted.wheel_sha256, report)
+        return accepted
     raise refused[0] if len(refused) == 1 else _all_refused(channel, wheel, refused)
 
 

@@ -196,6 +196,7 @@ def test_a_channel_without_signatures(gate):
         lambda d: d["predicate"]["vllm-glm5"]["tests"].append(
             d["predicate"]["vllm-glm5"]["tests"][0]
         ),
+        lambda d: d["predicate"]["configuration"].append(d["predicate"]["configuration"][0]),
         lambda d: d["predicate"]["vllm-glm5"].update(tests=None),
         lambda d: d["predicate"]["vllm-glm5"].update(finished="yesterday"),
         lambda d: d["predicate"].update(vllm=1, passedTests=[]),

@@ -110,6 +110,34 @@ def test_a_card_that_the_channel_does_not_take(release, tool, index):
     assert names(index, "stable-sm120") == [wheel.name]
 
 
+def test_a_pass_does_not_outweigh_a_failure(release, tool, index):
+    wheel = release.wheel()
+    passing = release.report(wheel)
+    failing = release.report(wheel, tests=FAILING, name="failing.json", sign=False)
+    for given in ((passing, failing), (failing, passing)):
+        options = [word for report in given for word in ("--report", report)]
+        refused = tool.run("publish", wheel, *options, "--index", index, code=23)
+        assert "test_a.py::test_one" in refused.error
+    assert names(index) == []
+    # Control: failures of another wheel, such as the other machine's, are that one's.
+    other = release.wheel(folder="other", files={"vllm/__init__.py": "other"})
+    failing = release.report(other, tests=FAILING)
+    tool.run("publish", wheel, "--report", failing, "--report", passing, "--index", index)
+    assert names(index) == [wheel.name]
+
+
+def test_a_tested_wheel_under_another_machines_name(release, tool, index):
+    """The same bytes: pip on aarch64 would take what was built for, and tested on, x86_64."""
+    wheel = release.wheel(tag=X86)
+    report = release.report(wheel)
+    renamed = wheel.rename(wheel.with_name(wheel.name.replace("x86_64", "aarch64")))
+    refused = tool.run("publish", renamed, "--report", report, "--index", index, code=23)
+    assert "under another file name" in refused.error
+    tool.run("publish", renamed, "--index", index, "--channel", "staging")
+    tool.run("promote", VERSION, "--report", report, "--index", index, code=23)
+    assert channels(index) == ("staging",)
+
+
 def test_the_wheel_that_is_copied_is_the_one_that_was_tested(release, index, monkeypatch):
     """Somebody exchanges the file after the gate has read it."""
     from datetime import UTC, datetime
