@@ -91,6 +91,8 @@ def build_command(
     for option, folder in (("--out", out), ("--index", index)):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise typer.BadParameter(f"{option} takes a folder, {folder} is none")
+    if index is not None and index.parts[:1] in {("http:",), ("https:",)}:
+        raise typer.BadParameter("--index takes a folder; publish takes a server's URL")
     from builder import pipeline, report  # noqa: PLC0415 - keeps --help quick
 
     request = pipeline.Request(

@@ -85,11 +85,22 @@ class Outcome:
 
 
 def folder_of(location: str) -> Path | None:
-    """Return the folder of a directory index; None where the text is the URL of a server."""
+    """Return the folder of a directory index; None where the text is the URL of a server.
+
+    :raises UnsupportedByServerError: it is neither, such as a variable of a CI that is not set.
+    """
     parts = urlsplit(location)
-    if parts.scheme in {"http", "https"}:
+    is_url = parts.scheme in {"http", "https"}
+    if is_url and parts.netloc:
         return None
-    return Path(unquote(parts.path) if parts.scheme == "file" else location).absolute()
+    is_file = parts.scheme == "file" and parts.netloc in {"", "localhost"}
+    if not location.strip() or is_url or ("://" in location and not is_file):
+        raise UnsupportedByServerError(
+            "neither a folder nor the URL of a package server",
+            where=f"--index {location.rpartition('@')[2]!r}",  # who mistypes may have credentials
+            next_step="give --index a folder, or a URL that begins with https:// or http://",
+        )
+    return Path(unquote(parts.path) if is_file else location).absolute()
 
 
 def publish(request: Request, project: Project, now: datetime) -> Outcome:

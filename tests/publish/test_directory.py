@@ -110,6 +110,31 @@ def test_a_card_that_the_channel_does_not_take(release, tool, index):
     assert names(index, "stable-sm120") == [wheel.name]
 
 
+@pytest.mark.parametrize(
+    "location", ["", " ", "htps://wheels.invalid/x", "ftp://wheels.invalid/x", "https:///x",
+                 "file://wheels.invalid/x", "htps://me:s3cret@wheels.invalid/x", "http:x"]
+)  # fmt: skip
+def test_an_index_that_is_none(release, tool, tmp_path, monkeypatch, location):
+    """In CI the variable may be missing: what is published into the work folder is nowhere."""
+    wheel = release.wheel()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    options = ("--report", release.report(wheel), "--index", location)
+    for command in (("publish", wheel), ("promote", VERSION)):
+        refused = tool.run(*command, *options, code=41)
+        assert "neither a folder nor the URL" in refused.error
+        assert "s3cret" not in refused.error
+    tool.run("yank", VERSION, "--reason", "x", "--index", location, code=41)
+    tool.run("--tag", "v0.20.2", "--index", "https://wheels.invalid/x", code=2)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_the_url_of_a_folder(release, tool, index):
+    wheel = release.wheel()
+    tool.run("publish", wheel, "--report", release.report(wheel), "--index", index.as_uri())
+    assert names(index) == [wheel.name]
+
+
 def test_a_pass_does_not_outweigh_a_failure(release, tool, index):
     wheel = release.wheel()
     passing = release.report(wheel)
