@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -146,6 +147,8 @@ def sign(
         raise typer.BadParameter(f"--kind is one of {', '.join(signing.NAMESPACES)}")
     if (key is None) != sigstore:
         raise typer.BadParameter("give --key, the path of an SSH key, or --sigstore")
+    if not re.fullmatch(r"[^\s\",!*?#]+", principal):  # ssh-keygen's patterns and lists
+        raise typer.BadParameter(f"--principal is one name, {principal!r} is none")
     namespace = signing.NAMESPACES[kind]
     if show_line and key is not None:
         typer.echo(signing.allowed_signers_line(key, principal, namespace))

@@ -46,6 +46,7 @@ class Connection:
         :raises UploadRefusedError: the server does not know us, or denies it to us.
         """
         import requests  # noqa: PLC0415 - slow to import
+        from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
         try:
             for _ in range(5):
@@ -56,7 +57,7 @@ class Connection:
                 if not answer.is_redirect or urlsplit(target)[:2] != self._origin:
                     break
                 url = target
-        except requests.RequestException as error:
+        except (requests.RequestException, HTTPError) as error:  # requests lets some through
             raise _unreachable(url, error) from error
         if answer.status_code in DENIED:
             raise denied(url, answer.status_code, self.credentials)

@@ -24,7 +24,7 @@ from types import MappingProxyType
 from builder import atomic, index_journal, simple_pages
 from builder.console import say
 from builder.digests import sha256_of
-from builder.errors import AuditError, IndexLayoutError, VersionExistsError
+from builder.errors import AuditError, IndexLayoutError, PolicyError, VersionExistsError
 from builder.index_pages import metadata_path
 from builder.simple_pages import ListedWheel
 from builder.wheel_file import WheelName, parse, read_metadata, require_agreement
@@ -64,12 +64,16 @@ class Entry:
 def simple_folder(index: Path, channel: str) -> Path:
     """Return the folder that an installer is pointed at.
 
-    :raises ValueError: not a name for a channel.
+    :raises PolicyError: not a name for a channel.
     """
     if channel == STABLE:
         return index / "simple"
     if not _CHANNEL.fullmatch(channel) or channel == "simple":
-        raise ValueError(f"not a name for a channel: {channel!r}")
+        raise PolicyError(
+            f"not a name for a channel: {channel!r}",
+            where=str(index),
+            next_step="small letters, digits, - and _; the policy says which there are",
+        )
     return index / channel / "simple"
 
 

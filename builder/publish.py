@@ -89,17 +89,21 @@ def folder_of(location: str) -> Path | None:
 
     :raises UnsupportedByServerError: it is neither, such as a variable of a CI that is not set.
     """
-    parts = urlsplit(location)
+    neither = UnsupportedByServerError(
+        "neither a folder nor the URL of a package server",
+        where=f"--index {location.rpartition('@')[2]!r}",  # who mistypes may have credentials
+        next_step="give --index a folder, or a URL that begins with https:// or http://",
+    )
+    try:
+        parts = urlsplit(location)
+    except ValueError as error:
+        raise neither from error
     is_url = parts.scheme in {"http", "https"}
     if is_url and parts.netloc:
         return None
     is_file = parts.scheme == "file" and parts.netloc in {"", "localhost"}
     if not location.strip() or is_url or ("://" in location and not is_file):
-        raise UnsupportedByServerError(
-            "neither a folder nor the URL of a package server",
-            where=f"--index {location.rpartition('@')[2]!r}",  # who mistypes may have credentials
-            next_step="give --index a folder, or a URL that begins with https:// or http://",
-        )
+        raise neither
     return Path(unquote(parts.path) if is_file else location).absolute()
 
 

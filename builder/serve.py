@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.alias import alias_name
-from builder.errors import BuilderError
+from builder.errors import BuilderError, PolicyError
 from builder.index import STABLE, channels, list_wheels, simple_folder
 from builder.install_lines import PublicIndex, install_lines, public_index
 from builder.locations import DISTRIBUTION
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_file(found, *_kind(found))
         except _MovedError as moved:
             self._refuse(HTTPStatus.MOVED_PERMANENTLY, {"Location": str(moved)})
-        except (_NotFoundError, OSError, ValueError) as error:
+        except (_NotFoundError, OSError, ValueError, PolicyError) as error:
             if isinstance(error, ConnectionError | TimeoutError):
                 raise
             self._refuse(HTTPStatus.NOT_FOUND)
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         if any(not name or name.startswith(".") or set(name) & set("/\\\0") for name in names):
             raise _NotFoundError
         channel = STABLE if names[:1] == ["simple"] else "".join(names[:1])
-        simple = simple_folder(self.server.index, channel)  # ValueError: no such channel
+        simple = simple_folder(self.server.index, channel)  # PolicyError: no such channel
         root = list(simple.relative_to(self.server.index).parts)
         if names[: len(root)] != root:
             raise _NotFoundError

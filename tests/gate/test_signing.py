@@ -53,6 +53,13 @@ def test_openssh_accepts_the_signature_and_the_printed_line(gate):
         assert subprocess.run(command, stdin=other, check=False, capture_output=True).returncode
 
 
+@pytest.mark.parametrize("name", ["a b", "*", "a,!b", "a\nb ssh-ed25519 AAAA", ""])
+def test_a_line_has_one_name(gate, name):
+    done = run_builder("sign", "--key", gate.key, "--show-line", "--principal", name, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+
+
 def test_provenance_has_a_namespace_of_its_own(gate):
     provenance = gate.folder / "wheel.provenance.json"
     provenance.write_text("{}\n")

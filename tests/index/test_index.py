@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from builder.errors import AuditError, VersionExistsError
+from builder.errors import AuditError, PolicyError, VersionExistsError
 from builder.index import Published, channels, list_wheels, publish
 from tests.build.killing import Span
 
@@ -239,7 +239,7 @@ def test_channels_are_apart(tmp_path):
 
 @pytest.mark.parametrize("name", ["simple", "../x", "", ".hidden", "a/b", "UPPER"])
 def test_channel_names(wheel, tmp_path, name):
-    with pytest.raises(ValueError, match="channel"):
+    with pytest.raises(PolicyError, match="channel"):
         publish(tmp_path / "index", wheel, channel=name, approved=sha256(wheel))
 
 

@@ -112,7 +112,8 @@ def test_a_card_that_the_channel_does_not_take(release, tool, index):
 
 @pytest.mark.parametrize(
     "location", ["", " ", "htps://wheels.invalid/x", "ftp://wheels.invalid/x", "https:///x",
-                 "file://wheels.invalid/x", "htps://me:s3cret@wheels.invalid/x", "http:x"]
+                 "file://wheels.invalid/x", "htps://me:s3cret@wheels.invalid/x", "http:x",
+                 "http://[::1/"]
 )  # fmt: skip
 def test_an_index_that_is_none(release, tool, tmp_path, monkeypatch, location):
     """In CI the variable may be missing: what is published into the work folder is nowhere."""
@@ -127,6 +128,21 @@ def test_an_index_that_is_none(release, tool, tmp_path, monkeypatch, location):
     tool.run("yank", VERSION, "--reason", "x", "--index", location, code=41)
     tool.run("--tag", "v0.20.2", "--index", "https://wheels.invalid/x", code=2)
     assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("channel", ["../x", "simple", "A B", ""])
+def test_a_channel_that_is_none(release, tool, index, channel):
+    wheel = release.wheel()
+    report = release.report(wheel)
+    tool.run("publish", wheel, "--report", report, "--index", index)
+    promote = ("promote", VERSION, "--report", report, "--index", index)
+    for command in ((*promote, "--from", channel), (*promote, "--from", "stable", "--to", channel),
+                    ("yank", VERSION, "--reason", "x", "--channel", channel, "--index", index),
+                    ("publish", wheel, "--report", report, "--channel", channel, "--index", index)):  # fmt: skip
+        if command[0] == "publish" and not channel:
+            continue  # as without the option
+        tool.run(*command, code=25)
+    assert channels(index) == ("stable",)
 
 
 def test_the_url_of_a_folder(release, tool, index):

@@ -132,7 +132,9 @@ def test_what_it_cannot_do_is_refused(tested, tool, pypiserver, release):
 
 def test_no_server(tested, tool):
     _, publish = tested
-    tool.run(*publish, f"http://127.0.0.1:{servers.free_port()}/", code=5, **as_user())
+    for host in (f"127.0.0.1:{servers.free_port()}", "127.0.0.1:x", "a b", "a" * 300):
+        refused = tool.run(*publish, f"http://{host}/", code=5, **as_user())
+        assert "check the URL" in refused.error
 
 
 def test_a_served_directory_index(tested, tool, tmp_path):
