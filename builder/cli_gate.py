@@ -15,6 +15,9 @@ from builder.words import counted
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
+    from builder.gpu_report import GpuReport
+    from builder.locations import Project
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Capability = Annotated[
     str | None,
@@ -83,9 +86,8 @@ def run_gate(
     )
     if key is not None:
         signing.require_key(key)
-    done = gate.run_gate(
-        request, house.project if house is not None else State.project, State.used_cache()
-    )
+    project = house.project if house is not None else State.project
+    done = gate.run_gate(request, project, State.used_cache())
     lines = gate.summary(done)
     if not done.passed:
         files = [f"report  {request.report}", *([f"log     {request.log}"] if done.tests else [])]
@@ -102,11 +104,24 @@ def run_gate(
                  "signature": str(signature) if signature else None}  # fmt: skip
         typer.echo(json.dumps(facts, indent=1))
         return
-    typer.echo("\n".join([*lines, f"report   {request.report}"]))
+    typer.echo("\n".join([*lines, f"report   {request.report}", *_channels(done, project)]))
     if signature is None:
         typer.echo(f"sign it: python -m builder sign {request.report} --key KEY")
     else:
         typer.echo(f"signed   {signature}")
+
+
+def _channels(done: GpuReport, project: Project) -> list[str]:
+    """Say which channels a pass is enough for: what they ask for may not have run at all."""
+    from builder import policy  # noqa: PLC0415 - keeps --help quick
+
+    lines = []
+    for channel in policy.load_default(project).channels.values():
+        faults = policy.check(channel, done, datetime.now(UTC))
+        rest = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        verdict = f"refuses it: {faults[0]}{rest}" if faults else "takes it"
+        lines.append(f"channel  {channel.name} {verdict}")
+    return lines
 
 
 def fill_wheelhouse(

@@ -176,7 +176,7 @@ def _require_own_folders(index: Path, folders: Sequence[Path]) -> None:
     """Keep channels apart: what staging takes untested must not be in a stable one at once."""
     simple = folders[0]
     # Our stable channel may be another one of the folder above, and the other way round.
-    other = index.parent if simple.parent == index else simple.parent
+    other = index.resolve().parent if simple.parent == index else simple.parent.resolve()
     if (other / f"{_LOCK}.lock").exists():
         raise IndexLayoutError(
             f"it belongs to the index {other} too",

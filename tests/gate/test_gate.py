@@ -247,6 +247,16 @@ def test_a_process_that_dies_after_its_last_test(lab):
     assert "SIGABRT outside of a test" in lab.facts["faults"][0]
 
 
+def test_a_pass_that_is_not_enough_for_a_channel(lab):
+    """Said when it is over, and not when somebody wants to publish."""
+    assert "channel  stable takes it\n" in lab.test().stdout
+    path = lab.folder / "project" / "ci" / "policy.toml"
+    path.write_text(path.read_text() + 'at-least = { "soak: seconds" = 3600 }\n')
+    done = lab.test()
+    assert done.returncode == 0
+    assert "channel  stable refuses it: it has no figure 'soak: seconds'" in done.stdout
+
+
 def test_no_gpu(lab):
     lab.cards()
     assert lab.test().returncode == GATE_FAILED

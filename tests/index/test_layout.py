@@ -35,8 +35,12 @@ def test_an_index_in_the_place_of_a_channel(tmp_path, tested, untested):
 def test_a_channel_in_the_place_of_an_index(tmp_path, tested, untested):
     index.publish(tmp_path / "srv", untested)
     folder = tmp_path / "srv" / "staging"
-    with pytest.raises(IndexLayoutError, match="belongs to the index"):
-        index.publish_together(folder, [tested], channel="stable")
+    (tmp_path / "link").symlink_to(folder)
+    for same in (folder, folder / "simple" / "..", tmp_path / "link"):
+        with pytest.raises(IndexLayoutError, match="belongs to the index"):
+            index.publish_together(same, [tested], channel="stable")
+    again = index.publish(folder / "..", untested)
+    assert again.already_there
     assert listed(folder / "simple") == {untested.name}
 
 

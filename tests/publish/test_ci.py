@@ -12,9 +12,10 @@ import sys
 
 import pytest
 import yaml
+from platformdirs import user_cache_path
 
 from builder import cli, pin, policy, series
-from builder.locations import default_project
+from builder.locations import default_cache, default_project
 from tests.commands import ROOT
 
 GITHUB, GITLAB = ROOT / "ci" / "github-actions.yml", ROOT / "ci" / "gitlab.yml"
@@ -228,6 +229,13 @@ def test_the_gate_runs_what_the_policy_asks_for():
     least = {c.at_least["engine soak: seconds"] for c in shipped.channels.values()}
     jobs = (load(GITHUB)["jobs"]["gate"]["env"], load(GITLAB)["gate"]["variables"])
     assert {float(job["VLLM_GLM5_SOAK_SECONDS"]) for job in jobs} == least
+
+
+def test_gates_on_one_machine_share_what_keeps_them_apart(monkeypatch):
+    """Each work folder with a cache of its own would have a lock of its own."""
+    for gate in (load(GITHUB)["jobs"]["gate"]["env"], load(GITLAB)["gate"]["variables"]):
+        monkeypatch.setenv("VLLM_GLM5_CACHE", gate["VLLM_GLM5_CACHE"])
+        assert default_cache().root == user_cache_path("vllm-glm5")
 
 
 def test_actions_are_pinned():
