@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +11,6 @@ triton = pytest.importorskip("triton")
 
 from loading import OPS, load_op  # noqa: E402
 
-HERE = Path(__file__).parent
 FUSED = Path("vllm/models/deepseek_v32/common/kernels.py")
 
 
@@ -55,32 +50,3 @@ def test_every_value_rounds_as_pytorch_rounds_it(interpreted, tree, quantizes):
     special = torch.tensor([torch.nan, 449.0, torch.inf, -torch.inf])
     kernel[(1,)](special, out, 4, BLOCK=4)
     assert out[:4].tolist() == [0x7F, 0x7E, 0x7E, 0xFE]
-
-
-def compiled(tree: Path, stub: Path, *capabilities: int) -> dict:
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    python = os.environ.get("VLLM_GLM5_PYTHON", sys.executable)
-    done = subprocess.run(
-        [python, HERE / "fused.py", tree, stub, *map(str, capabilities)],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-@pytest.mark.timeout(900)
-def test_the_fused_kernels_compile_on_every_card(tree, quantizes, tmp_path):
-    """9.0 and 8.9 have the type; on 10.0 and 12.0 other kernels take their place."""
-    if quantizes:
-        names = ["_fused_norm_rope_kernel", "_fused_q_kernel"]
-        assert compiled(tree, tmp_path, 80, 86, 89, 90) == dict.fromkeys(
-            ("80", "86", "89", "90"), names
-        )
-
-
-@pytest.mark.timeout(900)
-def test_upstreams_do_not(quantizes, tmp_path):
-    if quantizes:
-        answers = compiled(Path(os.environ["VLLM_GLM5_BASE_TREE"]), tmp_path, 80, 89)
-        assert "fp8e4nv not supported in this architecture" in answers["80"]
-        assert "_fused_q_kernel" in answers["89"]

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import copy
-import os
-from pathlib import Path
 
 NAME = "TRITON_MLA_SPARSE"
-TAG = os.environ.get("VLLM_GLM5_TAG", "v0.20.2")
-_SERIES = Path(__file__).parents[2] / "patches" / TAG / "series"
-# Whether this release's TRITON_MLA_SPARSE takes an fp8 cache.
-FP8 = "Take-an-fp8_ds_mla-cache" in _SERIES.read_text()
 # The checkpoints that name an fp8 KV cache: ModelOpt's NVFP4 ones.
 NVFP4 = {
     "quantization_config": {
@@ -51,7 +45,7 @@ OURS = [
     *(["engine_args", card, KV_ARGUMENTS] for card in ([8, 0], [9, 0], [12, 0], [12, 1])),
     ["engine_args", [9, 0], [{"hf_overrides": NVFP4, "attention_backend": "FLASHMLA_SPARSE"}]],
     ["engine_args", [10, 0], KV_ARGUMENTS[:1]],
-    *(["fp8_layer", [12, 0], dtype] for dtype in ("bfloat16", "float16") if FP8),
+    *(["fp8_layer", [12, 0], dtype] for dtype in ("bfloat16", "float16")),
     *(["indexer", card] for card in ([8, 9], [9, 0], [10, 0], [12, 0])),
 ]
 UPSTREAMS = [["matrix"], ["rows_of_512"], ["construct", [8, 6], {}]]

@@ -113,23 +113,23 @@ def matrix(platform) -> list[dict]:
 
 
 def rows_of_512(platform) -> dict[str, str]:
-    """What a card selects for a cache without RoPE columns (GLM-5.3-Flash)."""
+    """What a card selects for a latent without RoPE columns (GLM-5.3-Flash), {"8.0 auto": ...}."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
     answers = {}
     with OnMeta(), set_current_vllm_config(vllm_config(model_config())):
-        for card in CARDS:
+        for card, kv in itertools.product(CARDS, ["auto", "fp8"]):
             platform.faked = card
             config = AttentionSelectorConfig(
-                512, torch.bfloat16, "auto", None, use_mla=True, use_sparse=True
+                512, torch.bfloat16, kv, None, use_mla=True, use_sparse=True
             )
             try:
                 answer = resolve(platform.get_attn_backend_cls(None, config, 8))
             except ValueError as error:
                 answer = f"ValueError: {error}"
-            answers[f"{card[0]}.{card[1]}"] = answer
+            answers[f"{card[0]}.{card[1]} {kv}"] = answer
     return answers
 
 
@@ -247,11 +247,14 @@ def fp8_layer(dtype: str) -> dict:
     _, layers = model_on_meta(config)
     layer, kv = layers[0], config.cache_config.cache_dtype
     spec = layer.get_kv_cache_spec(config)
-    shape = layer.attn_backend.get_kv_cache_shape(10, 64, 1, layer.head_size, kv)
+    if hasattr(layer.attn_backend, "get_kv_cache_shape"):
+        shape = layer.attn_backend.get_kv_cache_shape(10, 64, 1, layer.head_size, kv)
+    else:  # from v0.29 on the runner makes it of the specification
+        shape = (10, 64, spec.state_content_size_bytes // spec.dtype.itemsize)
 
     written = {}
 
-    def write(latent, rope, cache, slots, *, kv_cache_dtype, scale):
+    def write(latent, rope, cache, slots, *, kv_cache_dtype, scale, skip_scale=False):
         written.update(
             latent=[str(latent.dtype), *latent.shape],
             rope=[str(rope.dtype), *rope.shape],
@@ -269,11 +272,12 @@ def fp8_layer(dtype: str) -> dict:
         torch.ones(()),
     )
     with set_current_vllm_config(config), compiling_for(80) as compiled:
-        builder = layer.attn_backend.get_builder_cls()(spec, ["0"], config, torch.device("meta"))
+        builder_cls = layer.attn_backend.get_builder_cls()
+        builder = builder_cls(spec, [layer.layer_name], config, torch.device("meta"))
         builder._warm_up()
     return {
-        "backend": layer.attn_backend.get_name(),
-        "kv": [kv, layer.kv_cache_dtype],
+        "backends": [layer.attn_backend.get_name() for layer in layers],
+        "kv": [kv, *(layer.kv_cache_dtype for layer in layers)],
         "shape": list(shape),
         "bytes_a_token": spec.page_size_bytes / spec.block_size,
         "written": written,

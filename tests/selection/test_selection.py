@@ -11,16 +11,17 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from jobs import FP8, NAME, TAG  # noqa: E402
+from jobs import NAME  # noqa: E402
 from table import join, split, table  # noqa: E402
 
+TAG = os.environ.get("VLLM_GLM5_TAG", "v0.20.2")
 # Takes an FP8 cache only, makes "auto" one, and is reported to hang under load.
 FLASHINFER = "FLASHINFER_MLA_SPARSE_SM120"
+# Keeps, on 12.x, a cache that is asked for by the name of its format.
+FLASHINFER_IS_THERE = TAG == "v0.33.0"
 # The row widths of the backend, and whether DeepGEMM has kernels for SM12x, taken by name.
 HEAD_SIZES = {"v0.33.0": (576, 512)}.get(TAG, (576,))
 DEEP_GEMM_HAS_SM12X = TAG == "v0.33.0"
-# What the remedy names for a cache of another fp8 type.
-KIND = "fp8" if FP8 else "auto"
 DOCS = HERE.parents[1] / "docs" / "selection.md"
 pytestmark = pytest.mark.timeout(600)
 
@@ -33,7 +34,7 @@ def test_equal_wherever_upstream_has_an_answer(ours, upstreams):
         where = {key: value for key, value in new.items() if key != "answer"}
         if not old["answer"].startswith("ValueError"):
             answered += 1
-            overtaken = old["answer"] == FLASHINFER and new["kv"] == "auto"
+            overtaken = old["answer"] == FLASHINFER and new["kv"] != "fp8_ds_mla"
             assert new["answer"] == (NAME if overtaken else old["answer"]), where
         elif not new["sparse"]:
             # The remedy is all that may be new.
@@ -47,18 +48,17 @@ def test_glm5_is_served_on_every_card_that_upstream_leaves_out(ours, upstreams):
     for new, old in zip(ours, upstreams, strict=True):
         if not new["sparse"] or new["kv"] == "fp8_e5m2":
             continue
-        if not FP8 and new["kv"].startswith("fp8"):
-            continue
         if new["card"].startswith(("8.", "12.")):
             assert old["answer"].startswith("ValueError") or (
-                old["answer"] == FLASHINFER and new["kv"] == "auto"
+                old["answer"] == FLASHINFER and new["card"].startswith("12.")
             ), "upstream gained a backend: see the patch"
-            assert new["answer"] == NAME, new
+            native = old["answer"] == FLASHINFER and new["kv"] == "fp8_ds_mla"
+            assert new["answer"] == (FLASHINFER if native else NAME), new
             served += 1
         elif old["answer"].startswith("ValueError"):
             assert new["answer"] == NAME, new
             elsewhere += 1
-    assert served >= 5 * 2 * (6 if FP8 else 3) * 2
+    assert served >= 5 * 2 * 6 * 2
     assert elsewhere
 
 
@@ -70,8 +70,11 @@ def test_the_native_backend_keeps_the_fp8_cache_that_it_takes(ours):
     }
     assert picked["9.0", "bfloat16", "fp8"] == "FLASHMLA_SPARSE"
     assert picked["9.0", "bfloat16", "fp8_ds_mla"] == "FLASHMLA_SPARSE"
-    assert (picked["9.0", "float16", "fp8"] == NAME) == FP8
+    assert picked["9.0", "float16", "fp8"] == NAME
     assert picked["10.0", "bfloat16", "fp8_e4m3"] == "FLASHINFER_MLA_SPARSE"
+    by_name = {dtype: picked["12.0", dtype, "fp8_ds_mla"] for dtype in ("bfloat16", "float16")}
+    native = FLASHINFER if FLASHINFER_IS_THERE else NAME
+    assert by_name == {"bfloat16": native, "float16": NAME}
 
 
 def test_the_reasons_of_upstream_stay_and_a_remedy_is_added(ours, upstreams):
@@ -80,19 +83,19 @@ def test_the_reasons_of_upstream_stay_and_a_remedy_is_added(ours, upstreams):
             reasons = old["answer"].split("Reasons: {")[1].rstrip("}.")
             for reason in reasons.split("], "):
                 assert reason.rstrip("]") in new["answer"]
-            assert f"Remedy: --kv-cache-dtype {KIND} makes {NAME} valid here." in new["answer"]
+            assert f"Remedy: --kv-cache-dtype fp8 makes {NAME} valid here." in new["answer"]
 
 
 def test_forced_anywhere_and_refused_with_the_reason(decided):
     for row in decided["ours forced"]:
         fits = row["card"][0] >= 8 and row["head_size"] in HEAD_SIZES
-        if fits and (row["kv"] == "auto" or (FP8 and row["kv"] != "fp8_e5m2")):
+        if fits and row["kv"] != "fp8_e5m2":
             assert row["answer"] == NAME, row
             continue
         assert row["answer"].startswith("ValueError: Selected backend"), row
         if row["kv"] == "fp8_e5m2":
             assert "kv_cache_dtype not supported" in row["answer"]
-            remedy = f"Remedy: --kv-cache-dtype {KIND} makes {NAME} valid here."
+            remedy = f"Remedy: --kv-cache-dtype fp8 makes {NAME} valid here."
             assert (remedy in row["answer"]) == fits, row
         if row["card"][0] < 8:
             assert "compute capability not supported" in row["answer"]
@@ -103,17 +106,8 @@ def test_forced_anywhere_and_refused_with_the_reason(decided):
 def test_a_checkpoints_fp8_cache_is_kept(decided, card):
     """Under the name that the best backend of the card takes: FLASHMLA_SPARSE knows "fp8" alone."""
     answers = decided[f"ours engine_args {card}"]
-    if not FP8:
-        # FLASHINFER_MLA_SPARSE_SM90 takes it; elsewhere nothing does but what is reported to hang.
-        kept = card == "9.0"
-        assert answers[0]["kv"] == ("fp8_e4m3" if kept else "auto")
-        assert [bool(answer["log"]) for answer in answers[:4]] == [
-            not kept, True, False, True,
-        ]  # fmt: skip
-        assert f"which {NAME} does not take" in answers[3]["log"][0]
-        assert [answer["kv"] for answer in answers[7:]] == ["auto", "fp8"]
-        return
-    best = "fp8" if card == "9.0" else "fp8_e4m3"
+    # From v0.33.0 on FLASHINFER_MLA_SPARSE_SM90 takes it as it is.
+    best = "fp8" if card == "9.0" and not FLASHINFER_IS_THERE else "fp8_e4m3"
     kept = [answer["kv"] for answer in answers[:4]]
     assert kept == [best, "fp8_e4m3", "fp8_ds_mla", "fp8_e4m3"]
     assert not any(answer["log"] for answer in answers[:4])
@@ -137,11 +131,7 @@ def test_a_checkpoints_cache_of_4_bits_falls_back_and_a_users_does_not(decided, 
 
 def test_a_checkpoints_fp8_cache_under_a_forced_native_backend(decided):
     (answer,) = decided["ours engine_args 9.0 forced"]
-    if FP8:
-        assert answer == {"kv": "fp8", "log": []}
-    else:  # it knows "fp8" alone
-        assert answer["kv"] == "auto"
-        assert "which FLASHMLA_SPARSE does not take" in answer["log"][0]
+    assert answer == {"kv": "fp8", "log": []}
 
 
 def test_a_servable_checkpoint_cache_is_kept(decided):
@@ -152,11 +142,11 @@ def test_a_servable_checkpoint_cache_is_kept(decided):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_an_fp8_layer_writes_and_reads_packed_rows(decided, dtype):
     """The op is handed bfloat16 whatever the model's type: it takes float16 for whole numbers."""
-    if not FP8:
-        return
     layer = decided[f"ours fp8_layer {dtype}"]
-    assert layer["backend"] == NAME
-    assert layer["kv"] == ["fp8_ds_mla", "fp8_ds_mla"]
+    assert layer["backends"] == [NAME, NAME]
+    # Where the format by its name prefers another backend, the name asked for has to stay.
+    asked = "fp8_e4m3" if FLASHINFER_IS_THERE else "fp8_ds_mla"
+    assert layer["kv"] == [asked, "fp8_ds_mla", "fp8_ds_mla"]
     assert layer["shape"] == [10, 64, 656]
     assert layer["bytes_a_token"] == 656
     assert layer["written"] == {
@@ -206,12 +196,12 @@ def test_upstream_cannot_construct_it(decided):
 
 def test_rows_of_512_are_selected_as_those_of_576(decided):
     """GLM-5.3-Flash; the releases before it have no such model."""
-    for card, before in decided["upstream rows_of_512"].items():
-        new = decided["ours rows_of_512"][card]
+    for what, before in decided["upstream rows_of_512"].items():
+        new = decided["ours rows_of_512"][what]
         if before.startswith("ValueError") or before == FLASHINFER:
-            assert new == NAME if 512 in HEAD_SIZES else new.startswith("ValueError"), card
+            assert new == NAME if 512 in HEAD_SIZES else new.startswith("ValueError"), what
         else:
-            assert new == before, card
+            assert new == before, what
 
 
 @pytest.mark.parametrize(
