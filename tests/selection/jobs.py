@@ -46,6 +46,7 @@ OURS = [
     ["engine_args", [9, 0], [{"hf_overrides": NVFP4, "attention_backend": "FLASHMLA_SPARSE"}]],
     ["engine_args", [10, 0], KV_ARGUMENTS[:1]],
     *(["fp8_layer", [12, 0], dtype] for dtype in ("bfloat16", "float16")),
+    ["cache_writers", [12, 0]],
     *(["indexer", card] for card in ([8, 9], [9, 0], [10, 0], [12, 0])),
 ]
 UPSTREAMS = [["matrix"], ["rows_of_512"], ["construct", [8, 6], {}]]

@@ -3,7 +3,8 @@
     probe.py TREE STUB_FOLDER JOBS
 
 JOBS is a JSON list of [what, card, ...]: ["matrix"], ["forced"], ["rows_of_512"], ["engine_args",
-card, arguments], ["indexer", card], ["construct", card, model changes], ["fp8_layer", card, dtype].
+card, arguments], ["indexer", card], ["construct", card, model changes], ["fp8_layer", card, dtype],
+["cache_writers", card].
 All in one process: its imports are the cost.
 """
 
@@ -34,13 +35,14 @@ def model_config(**changes):
     return ModelConfig(**(given | changes))
 
 
-def vllm_config(model, kv_cache_dtype="auto"):
+def vllm_config(model, kv_cache_dtype="auto", **changes):
     from vllm.config import CacheConfig, DeviceConfig, VllmConfig
 
     return VllmConfig(
         model_config=model,
         cache_config=CacheConfig(cache_dtype=kv_cache_dtype),
         device_config=DeviceConfig("cpu"),
+        **changes,
     )
 
 
@@ -286,6 +288,27 @@ def fp8_layer(dtype: str) -> dict:
     }
 
 
+def cache_writers() -> dict[str, list[str] | str]:
+    """Compiler passes by cache of a bfloat16 model, where Inductor partitions the graph."""
+    from vllm.compilation.passes.pass_manager import PostGradPassManager
+    from vllm.config import CompilationConfig
+
+    answers: dict[str, list[str] | str] = {}
+    for kv in ("auto", "bfloat16", "float16", "fp8"):
+        model = model_config(dtype="bfloat16", hf_overrides={"num_hidden_layers": 2})
+        partition = CompilationConfig(use_inductor_graph_partition=True)
+        try:
+            config = vllm_config(model, kv, compilation_config=partition)
+        except ValueError as error:
+            answers[kv] = f"ValueError: {error}"
+            continue
+        model_on_meta(config)
+        passes = PostGradPassManager()
+        passes.configure(config)
+        answers[kv] = [type(one).__name__ for one in passes.passes]
+    return answers
+
+
 def engine_args(arguments: list[dict]) -> list[dict]:
     """The KV cache dtype that EngineArgs ends in, and what it logged."""
     from vllm.engine.arg_utils import EngineArgs
@@ -348,6 +371,8 @@ def run(platform, what: str, card: list[int] | None = None, *arguments):
         return indexer()
     if what == "fp8_layer":
         return fp8_layer(*arguments)
+    if what == "cache_writers":
+        return cache_writers()
     if what == "engine_args":
         return engine_args(*arguments)
     try:

@@ -159,6 +159,21 @@ def test_an_fp8_layer_writes_and_reads_packed_rows(decided, dtype):
     assert layer["compiled"] == ["_merge_splits_kernel", "_sparse_mla_fp8_kernel"]
 
 
+def test_no_pass_writes_a_cache_that_the_backend_converts(decided):
+    """It asks no implementation; one of the model's type it may write (control). Not in v0.20.2."""
+    writer = "MLARoPEKVCacheCatFusionPass"
+    passes = decided["ours cache_writers 12.0"]
+    for kv in ("auto", "bfloat16"):
+        assert (writer in passes[kv]) == (TAG != "v0.20.2")
+    assert writer not in passes["fp8"]
+    if TAG == "v0.33.0":
+        assert 'kv_cache_dtype="float16" is incompatible' in passes["float16"]
+    else:
+        assert writer not in passes["float16"]
+        assert "NoOpEliminationPass" in passes["float16"]
+    assert "NoOpEliminationPass" in passes["fp8"]
+
+
 @pytest.mark.parametrize("card", ["12.0", "12.1", "8.6"])
 def test_glm5_in_full_size_constructs(decided, card):
     """743.9 B parameters on the meta device, indexer included, with no DeepGEMM kernels."""
