@@ -144,16 +144,97 @@ def test_each_rank_gets_its_own_rows_of_a_merged_layer(files, data, monkeypatch)
 
 
 @plugin_only
-def test_neither_draft_nor_shards_change_the_target_s_config(files, data):
-    """The plugin's loader gives the target the draft's config; its shards tie the embeddings."""
+def test_a_name_that_has_weight_in_it_twice(files, data):
+    """The indexer's weights_proj, quantized: the plugin renames each "weight", as the control shows.
+
+    Ours comes dense, below the rows of wk.
+    """
+    import gguf
+    import torch
+    from vllm_gguf_plugin.weight_utils import gguf_quant_weights_iterator_multi
+
+    name = "model.layers.0.self_attn.indexer.weights_proj.weight"
+    (tensor,) = (
+        one
+        for one in gguf.GGUFReader(files["Q4_K_M"]).tensors
+        if one.name == "blk.0.indexer.proj.weight"
+    )
+    assert tensor.tensor_type == gguf.GGMLQuantizationType.Q4_K
+    model = cpu_vllm.load(cpu_vllm.engine_config(files["Q4_K_M"], data / "hf"))
+    fused = model.model.layers[0].self_attn.indexer.wk_weights_proj.weight
+    expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    assert torch.equal(fused[-len(expected) :], expected.to(fused.dtype))
+    theirs = list(gguf_quant_weights_iterator_multi([files["Q4_K_M"]], {tensor.name: name}))
+    assert [renamed.rpartition("indexer.")[2] for renamed, _ in theirs] == [
+        "qweight_types_proj.qweight_type", "qweights_proj.qweight",
+    ]  # fmt: skip
+    with pytest.raises(KeyError, match="qweight_types_proj"):
+        model.load_weights(iter(theirs))
+
+
+@plugin_only
+def test_a_layer_is_dense_by_its_whole_name():
+    """The plugin asks whether a dense one's name is part of its own, as the control shows."""
+    from unittest import mock
+
+    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+    from vllm.plugins.gguf_mla.adapter import MlaGGUFConfig
+    from vllm_gguf_plugin.quantization import GGUFConfig, GGUFLinearMethod
+    from vllm_gguf_plugin.quantization.utils import is_layer_skipped_gguf
+
+    dense, longer = "model.layers.1.mlp.gate", "model.layers.1.mlp.gate_up_proj"
+    assert is_layer_skipped_gguf(longer, [dense])
+    config = MlaGGUFConfig.of(GGUFConfig(), frozenset({dense}))
+    layer = mock.Mock(spec=LinearBase)
+    assert isinstance(config.get_quant_method(layer, dense), UnquantizedLinearMethod)
+    assert isinstance(config.get_quant_method(layer, longer), GGUFLinearMethod)
+
+
+@pytest.fixture
+def with_draft(files, data):
     mtp = {"method": "mtp", "num_speculative_tokens": 1}
-    engine = cpu_vllm.engine_config(files["q8_0"], data / "hf", speculative_config=mtp)
-    cpu_vllm.load(engine)
-    cpu_vllm.load(engine, draft=True)
-    target = engine.model_config.hf_config
+    return cpu_vllm.engine_config(files["q8_0"], data / "hf", speculative_config=mtp)
+
+
+@plugin_only
+def test_neither_draft_nor_shards_change_the_target_s_config(with_draft):
+    cpu_vllm.load(with_draft)
+    cpu_vllm.load(with_draft, draft=True)
+    target = with_draft.model_config.hf_config
     assert target.architectures == ["GlmMoeDsaForCausalLM"]
     assert target.model_type == "glm_moe_dsa"
     assert target.tie_word_embeddings is False
+
+
+@plugin_only
+def test_the_plugin_s_own_draft_changes_it(with_draft, monkeypatch):
+    """The control: by its load_model the target is the draft from then on, and wq_b ends it."""
+    import vllm_gguf_plugin
+    from vllm.plugins.gguf_mla.adapter import MlaModelLoader
+
+    monkeypatch.setattr(MlaModelLoader, "load_model", vllm_gguf_plugin.GGUFModelLoader.load_model)
+    with pytest.raises(AssertionError, match="Tried to load weights of size"):
+        cpu_vllm.load(with_draft, draft=True)
+    assert with_draft.model_config.hf_config.architectures != ["GlmMoeDsaForCausalLM"]
+
+
+@plugin_only
+def test_the_plugin_s_own_shards_tie_the_embeddings(files, config):
+    """The control: it looks for lm_head in each shard alone, and one of them has none."""
+    import copy
+
+    import gguf
+    from vllm_gguf_plugin.weights_adapter.default import GGUFWeightsAdapter
+
+    shards = sorted(files["q8_0"].parent.glob("*.gguf"))
+    names = [{tensor.name for tensor in gguf.GGUFReader(path).tensors} for path in shards]
+    assert sum("output.weight" in inside for inside in names) == 1
+    theirs = copy.deepcopy(config)
+    assert theirs.tie_word_embeddings is False
+    GGUFWeightsAdapter(theirs).update_tie_word_embeddings(
+        str(files["q8_0"]), theirs, {"output.weight": "lm_head.weight"}
+    )
+    assert theirs.tie_word_embeddings is True
 
 
 @plugin_only
