@@ -21,6 +21,7 @@ from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.locations import Cache
 from builder.objects import Objects, Tree
 from builder.patchfile import Patch
+from builder.releases import newer_than
 from builder.upstreamed import Extent, Verdict, judge
 
 
@@ -123,6 +124,11 @@ class Release:
         """Return a file of the new release as upstream made it."""
         return self.objects.read(f"{self.new}:{path}")
 
+    def why_it_lacks_a_file(self) -> str:
+        """Return the reason in a user's words: a backport goes to an older release."""
+        old, new = self.labels
+        return "upstream deleted the file" if newer_than(old, [new]) else f"{new} has no such file"
+
     def renamed(self, path: str) -> str | None:
         """Return the path that upstream gave a file of the old release; None where it is gone.
 
@@ -197,7 +203,7 @@ def _try_change(release: Release, change: FileChange, tree: Tree) -> FileTrial:
     if current is None:
         if change.new_path is None:
             return FileTrial(path, path, State.UPSTREAMED, "upstream deleted the file too")
-        return FileTrial(path, path, State.CONFLICT, "upstream deleted the file")
+        return FileTrial(path, path, State.CONFLICT, release.why_it_lacks_a_file())
     base = release.objects.read_id(change.old_blob)
     if change.new_path is None:
         if current == base:

@@ -106,6 +106,20 @@ def test_a_new_patch_is_added_in_its_place(two):
     assert two.fork.blob(two.fork.apply(OLD), OTHER) == b"a = 1\n"
 
 
+def test_a_file_that_the_older_release_does_not_have_yet(moving):
+    """Nobody deleted it."""
+    case = moving(
+        {PATH: ENGINE}, {PATH: ENGINE, OTHER: "a = 1\n"}, ("hook", {PATH: edit(ENGINE, HOOK)})
+    )
+    case.begin()
+    folder = case.fork.root / "edit"
+    case.fork.run("edit", "--tag", NEW, "--worktree", folder)
+    Developer(folder).commit({OTHER: "a = 2\n"}, message("Change other"))
+    case.fork.run("export", "--tag", NEW, "--worktree", folder, "--raise-revision")
+    said = case.fork.run("backport", "2", "--to", OLD, code=30).stderr
+    assert f"conflict: {OTHER}: {OLD} has no such file" in said
+
+
 def test_a_shared_patch_is_tried_where_it_is_named(two):
     shared = two.fork.project.patches / "common" / "0002-common-ours.patch"
     shared.write_bytes(shared.read_bytes().replace(b"return 1", b"return 2"))
