@@ -86,8 +86,13 @@ def engine_config(model: Path | str, hf_config_path: Path | None, **changes):
 
 
 @contextmanager
-def ranks(config, rank: int = 0, size: int = 1, stage: int = 0, stages: int = 1):
-    """Process groups in which this is a tensor parallel rank of `size`, in a pipeline's stage."""
+def ranks(
+    config, rank: int = 0, size: int = 1, stage: int = 0, stages: int = 1, data_parallel: int = 1
+):
+    """Process groups in which this is a tensor parallel rank of `size`, in a pipeline's stage.
+
+    It is in the first of `data_parallel` ranks.
+    """
     import vllm.distributed.parallel_state as state
     from vllm.config import set_current_vllm_config
 
@@ -105,7 +110,12 @@ def ranks(config, rank: int = 0, size: int = 1, stage: int = 0, stages: int = 1)
             wraps=state._PP, world_size=stages, rank_in_group=stage,
             is_first_rank=stage == 0, is_last_rank=stage == stages - 1,
         )  # fmt: skip
-        with mock.patch.object(state, "_TP", group), mock.patch.object(state, "_PP", pipeline):
+        replicas = mock.Mock(wraps=state._DP, world_size=data_parallel, rank_in_group=0)
+        with (
+            mock.patch.object(state, "_TP", group),
+            mock.patch.object(state, "_PP", pipeline),
+            mock.patch.object(state, "_DP", replicas),
+        ):
             yield
 
 

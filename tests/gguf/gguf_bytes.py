@@ -26,6 +26,16 @@ class Table:
     def set_dim(self, name: str, index: int, size: int) -> None:
         struct.pack_into("<Q", self.data, self.at(name) + 4 + 8 * index, size)
 
+    def _place_of_offset(self, name: str) -> int:
+        return self.at(name) + 4 + 8 * self.dims(name) + 4
+
+    def offset(self, name: str) -> int:
+        """Where the tensor's data begins, from the start of all data."""
+        return struct.unpack_from("<Q", self.data, self._place_of_offset(name))[0]
+
+    def set_offset(self, name: str, offset: int) -> None:
+        struct.pack_into("<Q", self.data, self._place_of_offset(name), offset)
+
     def set_u32(self, key: str, value: int) -> None:
         """A metadata value of the type uint32."""
         place = self.at(key)
@@ -73,6 +83,31 @@ def rewrite(sources: list[Path], targets: list[Path], place, metadata: dict | No
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def with_metadata(source: Path, target: Path, changes: dict) -> None:
+    """Write a file again with other metadata, of any type; None leaves a key out."""
+    import gguf
+
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, "")
+    writer.kv_data[0].clear()
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in changes:
+            sub_type = field.types[1] if len(field.types) > 1 else None
+            writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+    for key, value in changes.items():
+        if value is not None:
+            kind, sub_type = gguf.GGUFValueType.get_type(value), None
+            if kind is gguf.GGUFValueType.ARRAY:
+                sub_type = gguf.GGUFValueType.get_type(value[0])
+            writer.add_key_value(key, value, kind, sub_type)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def shard_names(folder: Path, stem: str, count: int) -> list[Path]:

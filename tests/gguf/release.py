@@ -41,3 +41,21 @@ def weights_of(model_config) -> str:
 def shares_indexer(layer) -> bool:
     attention = layer.self_attn
     return attention.mla_attn.skip_topk if IN_TREE else attention.indexer is None
+
+
+def experts_module():
+    """The module whose _fused_moe_gguf chooses among the kernels of quantized experts."""
+    if IN_TREE:
+        return methods()
+    return importlib.import_module("vllm_gguf_plugin.quantization.fused_moe")
+
+
+def replace_expert_kernels(monkeypatch, matmul, matvec) -> None:
+    """Put functions in the place of the compiled ggml_moe_a8 and ggml_moe_a8_vec."""
+    ops = experts_module().ops
+    monkeypatch.setattr(ops, "ggml_moe_a8", matmul)
+    monkeypatch.setattr(ops, "ggml_moe_a8_vec", matvec)
+    if not IN_TREE:
+        from vllm.plugins.gguf_mla.adapter import bound_kernels
+
+        bound_kernels(ops)

@@ -62,6 +62,80 @@ def test_a_folder_of_two_models_is_refused(folder, files, data):
         cpu_vllm.engine_config(folder, data / "hf")
 
 
+def test_a_file_in_a_folder_of_the_folder(folder, data):
+    """`hf download REPOSITORY --include "*UD-Q4_K_XL*" --local-dir FOLDER` makes these."""
+    (folder / "UD-Q4_K_XL").mkdir()
+    (folder / "model.gguf").rename(folder / "UD-Q4_K_XL" / "GLM-5-UD-Q4_K_XL.gguf")
+    config = cpu_vllm.engine_config(folder, data / "hf").model_config
+    assert weights_of(config) == str(folder / "UD-Q4_K_XL" / "GLM-5-UD-Q4_K_XL.gguf")
+    shutil.copyfile(data / "hf" / "config.json", folder / "config.json")
+    config = cpu_vllm.engine_config(folder, None).model_config
+    assert config.hf_config_path == str(folder)
+    cpu_vllm.load(cpu_vllm.engine_config(folder, None))
+    (folder / "Q8_0").mkdir()
+    shutil.copyfile(folder / "UD-Q4_K_XL" / "GLM-5-UD-Q4_K_XL.gguf", folder / "Q8_0" / "b.gguf")
+    with pytest.raises(ValueError, match=r"2 GGUF models \(Q8_0/b\.gguf, UD-Q4_K_XL/GLM-5-UD"):
+        cpu_vllm.engine_config(folder, data / "hf")
+
+
+@pytest.mark.parametrize("name", ["modell.gguf", "{folder}/modell.gguf", "{folder}/no/x.GGUF"])
+def test_a_name_without_a_file(name, folder, data, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=r"(?i)\.gguf: there is no such file"):
+        cpu_vllm.engine_config(name.format(folder=folder), data / "hf")
+
+
+@pytest.fixture
+def hub(files, tmp_path, monkeypatch):
+    """The hub's cache with a repository, as hf_hub lays it out; nothing can be downloaded."""
+    from huggingface_hub import constants
+    from vllm.transformers_utils.gguf_file import shard_paths
+
+    repository = tmp_path / "models--someone--GLM-5-GGUF"
+    snapshot = repository / "snapshots" / ("0" * 40) / "UD-Q8_0"
+    for folder in (snapshot, repository / "blobs", repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    for number, path in enumerate(shard_paths(files["q8_0"])):
+        blob = shutil.copyfile(path, repository / "blobs" / f"{number:064x}")
+        name = path.rsplit("/", 1)[1].replace("-Q8_0-", "-UD-Q8_0-")
+        (snapshot / name).symlink_to(blob)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert constants.HF_HUB_OFFLINE
+    return snapshot
+
+
+def test_repository_and_quantization_offline(hub, data):
+    """Upstream looks for a repository called `someone/GLM-5-GGUF:UD-Q8_0` then."""
+    named = "someone/GLM-5-GGUF:UD-Q8_0"
+    engine = cpu_vllm.engine_config(named, data / "hf")
+    first = hub / "glm-dsa-micro-UD-Q8_0-00001-of-00006.gguf"
+    assert weights_of(engine.model_config) == str(first)
+    assert engine.model_config.served_model_name == named
+    cpu_vllm.load(engine)
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("someone/GLM-5-GGUF:Q4_K_M", "the cache holds no file of the quantization Q4_K_M"),
+        ("someone/GLM-6-GGUF:Q4_K_M", "someone/GLM-6-GGUF: it is not in the cache of the hub"),
+    ],
+)
+def test_repository_that_is_not_in_the_cache(named, words, hub, data):
+    with pytest.raises(ValueError, match=rf"{words}.*offline"):
+        cpu_vllm.engine_config(named, data / "hf")
+
+
+def test_a_draft_without_its_config(folder, files, data):
+    """--hf-config-path is the target's: the error must not name it."""
+    if not IN_TREE:
+        return  # the plugin's parser says it in its own words
+    draft = {"method": "mtp", "num_speculative_tokens": 1, "model": str(folder / "model.gguf")}
+    with pytest.raises(ValueError, match=r"needs the config.json .* Put its config.json into"):
+        cpu_vllm.engine_config(files["bf16"], data / "hf", speculative_config=draft)
+
+
 def test_a_folder_of_safetensors_is_left_alone(folder, data):
     shutil.copyfile(data / "hf" / "config.json", folder / "config.json")
     (folder / "model.safetensors").touch()
@@ -84,7 +158,9 @@ def test_repository_and_quantization(files, data, monkeypatch, tmp_path):
     from vllm.config import LoadConfig
     from vllm.engine import arg_utils
 
-    # Offline, upstream looks the repository up by its whole name, quantization included.
+    # As it goes while the hub is online.
+    companions = "vllm.transformers_utils.gguf_companions"
+    monkeypatch.setattr(f"{companions}._cached_file", lambda *reference: None)
     monkeypatch.setattr(arg_utils, "get_model_path", lambda model, revision=None: model)
     config = cpu_vllm.engine_config("someone/model-GGUF:UD-Q8_0", data / "hf")
     assert config.load_config.load_format == "gguf"

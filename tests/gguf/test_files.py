@@ -83,7 +83,7 @@ def test_header_larger_than_the_file(size, table, tmp_path, error, config):
 @pytest.mark.parametrize("field", [8, 16, 24])
 def test_absurd_counts(field, table, tmp_path, error, config):
     struct.pack_into("<Q", table.data, field, 1 << 62)
-    with pytest.raises(error, match=r"the header (goes on past the end|is damaged)"):
+    with pytest.raises(error, match=r"[Tt]he header (goes on past the end|is damaged)"):
         plan(table.write(tmp_path / "counts.gguf"), config)
 
 

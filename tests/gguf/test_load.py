@@ -178,6 +178,28 @@ def test_mtp_draft(kind, files, data):
         assert torch.equal(ours[f"{layer}.{norm}.weight"], wanted)
 
 
+def test_a_missing_mtp_block_is_known_before_the_target_is_read(files, data, tmp_path, monkeypatch):
+    """GLM-5's 402 GB take minutes, and the draft is loaded after them."""
+    import gguf_bytes
+    from vllm.model_executor.model_loader.gguf_mla import weights
+    from vllm.transformers_utils.gguf_file import GGUFFileError
+
+    path = tmp_path / "trunk.gguf"
+    gguf_bytes.rewrite(
+        [files["bf16"]], [path], lambda name, index: None if name.startswith("blk.2.") else 0
+    )
+    cpu_vllm.load(cpu_vllm.engine_config(path, data / "hf"))
+    monkeypatch.setattr(weights, "tensor_view", None)
+    engine = cpu_vllm.engine_config(path, data / "hf", speculative_config=MTP)
+    with pytest.raises(GGUFFileError, match=r"holds no MTP block \(blk.2\)"):
+        cpu_vllm.load(engine)
+
+
+def test_the_trunk_does_not_say_that_it_skips_what_follows(files, data, caplog_vllm):
+    cpu_vllm.load(cpu_vllm.engine_config(files["bf16"], data / "hf", speculative_config=MTP))
+    assert "MTP block" not in caplog_vllm.text
+
+
 def test_the_trunk_says_that_it_skips_mtp(files, data, config, caplog_vllm):
     from vllm.model_executor.model_loader.gguf_mla.plan import LoadPlan
     from vllm.transformers_utils.gguf_file import GGUFSet

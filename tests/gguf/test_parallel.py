@@ -123,6 +123,56 @@ def test_pipeline_stages_put_together_are_the_whole(files, data):
     assert cpu_vllm.differing(first | last, whole) == []
 
 
+MTP = {"method": "mtp", "num_speculative_tokens": 1}
+
+
+@pytest.mark.parametrize("kind", ["bf16", "Q4_K_M"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_draft_in_the_last_stage_has_its_own_embedding(rank, kind, files, data, tmp_path):
+    """The target's is in the first stage, out of the proposer's reach."""
+    import gguf
+
+    size = 2 if kind == "bf16" else 1  # two ranks would cut Q4_K_M's blocks here
+
+    def parameters(**place):
+        engine = cpu_vllm.engine_config(files[kind], data / "hf", speculative_config=MTP)
+        model = cpu_vllm.load(engine, draft=True, rank=rank % size, size=size, **place)
+        return cpu_vllm.parameters(model)
+
+    draft, alone = parameters(stage=1, stages=2), parameters()
+    found = draft["model.embed_tokens.weight"]
+    tensor = next(t for t in gguf.GGUFReader(files[kind]).tensors if t.name == "token_embd.weight")
+    words = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+    mine = words[found.shape[0] * (rank % size) :][: found.shape[0]].to(torch.bfloat16)
+    assert torch.equal(found[: len(mine)], mine)
+    for model in (draft, alone):
+        # The proposer replaces these; without a pipeline the embedding, too.
+        for name in [n for n in model if n.startswith("model.embed_tokens.") or ".head." in n]:
+            del model[name]
+    assert cpu_vllm.differing(draft, alone) == []
+
+
+def test_data_parallel_ranks_cut_the_experts_too(model_file):
+    """Without expert parallelism vLLM cuts each expert for all ranks of both kinds.
+
+    GLM-5's 2,048 columns are eight blocks: at 8 times 2 ranks each would take half of one.
+    """
+    load(model_file, 0, 8)
+    words = (
+        r"ffn_down_exps.weight \(Q6_K\).*tensor parallel size 8 times data parallel size 2 .*"
+        r"into parts of 128.*--tensor-parallel-size and --data-parallel-size whose product divides 8"
+    )
+
+    def load_replica(size):
+        config = cpu_vllm.engine_config(model_file, None)
+        return cpu_vllm.load(config, rank=0, size=size, data_parallel=2)
+
+    with pytest.raises(ValueError, match=words):
+        load_replica(8)
+    experts = release.routed_experts(load_replica(4).model.layers[1])
+    assert experts.w2_qweight.shape[-1] == 210, "one block of Q6_K"
+
+
 def test_sixteen_ranks_cut_a_block(model_file):
     words = (
         r"ffn_down_exps.weight \(Q6_K\).*size 16 .*2048 columns into parts of 128.*blocks of 256"

@@ -260,6 +260,9 @@ def test_files_in_a_folder_of_a_repository(place, kind, files, data, monkeypatch
         return str(tmp_path)
 
     monkeypatch.setattr(weight_utils, "download_weights_from_hf", download)
+    # As it goes while the hub is online.
+    companions = "vllm.transformers_utils.gguf_companions"
+    monkeypatch.setattr(f"{companions}._cached_file", lambda *reference: None)
     monkeypatch.setattr(arg_utils, "get_model_path", lambda model, revision=None: model)
     references = [f"{tmp_path}:Q8_0"]
     if kind == "repository":
