@@ -194,6 +194,51 @@ def test_bfloat16_is_refused_where_upstream_refuses_it(files, data, platform, mo
         cpu_vllm.engine_config(files["Q4_K_M"], data / "hf", dtype="bfloat16")
 
 
+def test_the_remedy_names_a_dtype_that_the_file_takes(files, data, platform, monkeypatch):
+    """Typed as it stands, it has to start the server: not bfloat16, which GGUFConfig refuses."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.remedy import attention_remedy
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    monkeypatch.setattr(platform, "faked", (12, 0))
+    asked = AttentionSelectorConfig(576, torch.float32, "auto", None, use_mla=True, use_sparse=True)
+    refused = cpu_vllm.engine_config(files["Q4_K_M"], data / "hf", dtype="float32")
+    with set_current_vllm_config(refused):
+        backends = [AttentionBackendEnum.TRITON_MLA_SPARSE]
+        sentence = attention_remedy(DeviceCapability(12, 0), asked, backends)
+    dtype = "float16" if IN_TREE else "bfloat16"
+    assert f"--dtype {dtype} makes TRITON_MLA_SPARSE valid" in sentence
+    cpu_vllm.load(cpu_vllm.engine_config(files["Q4_K_M"], data / "hf", dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cpu_offload_gb": 1}, "cannot be offloaded.*Drop --cpu-offload-gb"),
+        ({"offload_group_size": 2}, "cannot be offloaded.*--offload-group-size"),
+        ({"enable_lora": True}, "take no LoRA adapter.*--lora-target-modules"),
+    ],
+)
+def test_options_that_quantized_weights_cannot_serve(options, words, files, data, monkeypatch):
+    """The first two do nothing without a word; LoRA fails when all is loaded."""
+    from vllm.model_executor.model_loader.gguf_mla import weights
+
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "tensor_view", None)
+        refused = cpu_vllm.engine_config(files["Q4_K_M"], data / "hf", **options)
+        with pytest.raises(ValueError, match=words):
+            cpu_vllm.load(refused)
+    cpu_vllm.load(cpu_vllm.engine_config(files["bf16"], data / "hf", **options))
+
+
+def test_adapters_of_other_modules_are_taken(files, data):
+    options = {"enable_lora": True, "lora_target_modules": ["o_proj"]}
+    cpu_vllm.load(cpu_vllm.engine_config(files["Q4_K_M"], data / "hf", **options))
+
+
 def test_expert_parallelism_is_refused_by_the_loader(files, data):
     config = cpu_vllm.engine_config(files["bf16"], data / "hf")
     config.parallel_config.enable_expert_parallel = True
