@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shlex
 import shutil
-import sys
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
-from builder import cli
 from builder.errors import AuditError
 from builder.index import list_wheels
 from tests.build import killing, madeup
-from tests.series.sudden_death import killed_at
+from tests.series.sudden_death import command_killed_at
 
 VERSION = "9.1.0+glm5.1"
 INFO = f"vllm_glm5-{VERSION}.dist-info"
@@ -199,22 +196,18 @@ def test_a_killed_build_stages_both_or_neither(make_user):
     index = dist / "index"
     expected = user.build(stage=True)  # from here on all but the last steps is in the cache
 
-    def build_again():
-        os.environ.clear()
-        os.environ.update(user.environment())
-        os.chdir(user.home)
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        sys.argv = user.command("--tag", user.tag, "--out", dist)[2:]
-        cli.main()
+    arguments = user.command("--tag", user.tag, "--out", dist)[3:]
+
+    def killed_at(number):
+        return command_killed_at(number, dist, arguments, user.environment(), user.home)
 
     shutil.rmtree(dist)
-    assert not killed_at(10_000, dist, build_again)
+    assert not killed_at(10_000)
     assert {w.path.name for w in list_wheels(index, "staging")} == {ALIAS, madeup.WHEEL_NAME}
     delivered, staged = [], []
     for number in itertools.count(1):
         shutil.rmtree(dist)
-        if not killed_at(number, dist, build_again):
+        if not killed_at(number):
             break
         delivered.append({path.name for path in dist.glob("*.whl")})
         assert delivered[-1] in (set(), {ALIAS}, {ALIAS, madeup.WHEEL_NAME})
