@@ -15,6 +15,7 @@ from matplotlib import pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 
+import kernels_page
 from engine import CONFIG, PARTS
 from gguf_model import shapes
 
@@ -91,12 +92,7 @@ def draw_speed(cells: list[dict], bandwidth: float, path: Path) -> None:
             own = measured(cells, backend, context)
             times = [row["decode_step_ms"] for row in own]
             axis.plot([row["batch"] for row in own], times, mark, label=backend)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xticks(batches, batches)
-        axis.set_title(f"context {context:,}")
-        axis.set_xlabel("requests")
-        axis.grid(visible=True, which="major", axis="y", alpha=0.3)
+        kernels_page.label(axis, batches, "requests", f"context {context:,}")
     axes[0][0].set_ylabel("milliseconds a decode step")
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()

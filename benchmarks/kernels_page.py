@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 PICTURE = "performance-kernels.svg"
 # The run's key, what the page calls it, and how it is drawn.
@@ -55,6 +56,16 @@ def indexer_table(rows: list[dict]) -> list[str]:
     return lines
 
 
+def label(axis: Axes, values: list[int], what: str, title: str) -> None:
+    """Both axes by their logarithm, with these values of x named."""
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(values, values)
+    axis.set_xlabel(what)
+    axis.set_title(title)
+    axis.grid(visible=True, which="major", axis="y", alpha=0.3)
+
+
 def draw(rows: list[dict], path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True)
     for axis, heads in zip(axes, sorted({row["heads"] for row in rows}), strict=True):
@@ -65,12 +76,7 @@ def draw(rows: list[dict], path: Path) -> None:
             seen = [(row["tokens"], row[key]) for row in own if row.get(key)]
             if seen:
                 axis.plot(*zip(*seen, strict=True), f"{mark}-", linewidth=1, label=name)
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.set_xticks(tokens, tokens)
-        axis.set_title(f"{heads} heads")
-        axis.set_xlabel("tokens")
-        axis.grid(visible=True, which="major", axis="y", alpha=0.3)
+        label(axis, tokens, "tokens", f"{heads} heads")
     axes[0].set_ylabel("microseconds")
     axes[0].legend(fontsize=8)
     figure.tight_layout()

@@ -17,7 +17,8 @@ HERE = Path(__file__).parent
 # Nothing here may depend on what a hub answers; huggingface_hub reads this when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path[:0] = [str(HERE), str(HERE.parent / "gpu"), str(HERE.parent / "selection")]
-from release import IN_TREE  # noqa: E402 - found by the line above
+from gguf_bytes import Table  # noqa: E402 - found by the line above
+from release import IN_TREE  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,6 +75,19 @@ def files(data):
         "Q4_K_M": data / "glm-dsa-micro-Q4_K_M.gguf",
         "q8_0": data / "q8_0-split" / "glm-dsa-micro-Q8_0-00001-of-00006.gguf",
     }
+
+
+@pytest.fixture
+def table(files):
+    """The header of the Q4_K_M file, to be changed."""
+    return Table(files["Q4_K_M"].read_bytes())
+
+
+@pytest.fixture(scope="session")
+def error():
+    from vllm.transformers_utils.gguf_file import GGUFFileError
+
+    return GGUFFileError
 
 
 @pytest.fixture

@@ -157,3 +157,11 @@ def differing(ours: dict, expected: dict) -> list[str]:
         or ours[name].dtype != expected[name].dtype
         or not torch.equal(ours[name], expected[name])
     )
+
+
+def plan(path, config, **options):
+    """What a load of these files would do."""
+    from vllm.model_executor.model_loader.gguf_mla.plan import LoadPlan
+    from vllm.transformers_utils.gguf_file import GGUFSet
+
+    return LoadPlan(GGUFSet.of(path), config, **options)

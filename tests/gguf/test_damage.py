@@ -9,49 +9,30 @@ import struct
 import cpu_vllm
 import gguf_bytes
 import pytest
-from gguf_bytes import Table, shard_names
+from gguf_bytes import shard_names
 
 GATE, UP = "blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"
-
-
-@pytest.fixture
-def table(files):
-    return Table(files["Q4_K_M"].read_bytes())
-
-
-@pytest.fixture(scope="session")
-def error():
-    from vllm.transformers_utils.gguf_file import GGUFFileError
-
-    return GGUFFileError
-
-
-def plan(path, config):
-    from vllm.model_executor.model_loader.gguf_mla.plan import LoadPlan
-    from vllm.transformers_utils.gguf_file import GGUFSet
-
-    return LoadPlan(GGUFSet.of(path), config)
 
 
 def test_overlapping_tensors(table, tmp_path, error, config):
     table.set_offset(GATE, table.offset(UP))
     words = rf"overlap\.gguf: the tensors '{GATE}' and '{UP}' overlap.*download the file again"
     with pytest.raises(error, match=words):
-        plan(table.write(tmp_path / "overlap.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "overlap.gguf"), config)
 
 
 def test_misaligned_tensor(table, tmp_path, error, config):
     table.set_offset(GATE, table.offset(GATE) + 1)
     words = rf"tensor '{GATE}' begins at .* no multiple of .*alignment, 32"
     with pytest.raises(error, match=words):
-        plan(table.write(tmp_path / "misaligned.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "misaligned.gguf"), config)
 
 
 @pytest.mark.parametrize("offset", [1 << 63, (1 << 64) - 32])
 def test_offset_past_the_end(offset, table, tmp_path, error, config):
     table.set_offset(GATE, offset)
     with pytest.raises(error, match=rf"the file has \d+ bytes, but tensor '{GATE}' ends at"):
-        plan(table.write(tmp_path / "offset.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "offset.gguf"), config)
 
 
 def test_key_twice(table, tmp_path, error, config):
@@ -61,7 +42,7 @@ def test_key_twice(table, tmp_path, error, config):
     path.write_bytes(bytes(table.data[:24]) + first + first + bytes(64))
     words = r"twice\.gguf: metadata key 'general.architecture' is in it twice"
     with pytest.raises(error, match=words):
-        plan(path, config)
+        cpu_vllm.plan(path, config)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +64,7 @@ def test_metadata_of_another_type(key, value, words, files, tmp_path, error, con
     path = tmp_path / "types.gguf"
     gguf_bytes.with_metadata(files["bf16"], path, {key: value})
     with pytest.raises(error, match=rf"types\.gguf: .*{words}"):
-        plan(path, config)
+        cpu_vllm.plan(path, config)
 
 
 def test_a_later_shard_under_another_name(files, tmp_path, data):
@@ -127,9 +108,9 @@ def test_next_to_nothing(size, tmp_path, data, files):
 def test_other_rope_scaling_is_said(files, tmp_path, config, caplog_vllm):
     scaling = {"glm-dsa.rope.scaling.type": "yarn", "glm-dsa.rope.scaling.factor": 40.0}
     gguf_bytes.with_metadata(files["bf16"], tmp_path / "yarn.gguf", scaling)
-    plan(files["bf16"], config)
+    cpu_vllm.plan(files["bf16"], config)
     assert "rope.scaling" not in caplog_vllm.text
-    plan(tmp_path / "yarn.gguf", config)
+    cpu_vllm.plan(tmp_path / "yarn.gguf", config)
     assert "rope.scaling.type is yarn, but the config says 'default'" in caplog_vllm.text
 
 
@@ -153,7 +134,7 @@ def test_a_quantized_vector(name, files, tmp_path, config):
 
         patch.setattr(gguf.GGUFWriter, "add_tensor", quantized)
         gguf_bytes.rewrite([files["bf16"]], [tmp_path / "v.gguf"], lambda name, index: 0)
-    planned = plan(tmp_path / "v.gguf", config)
+    planned = cpu_vllm.plan(tmp_path / "v.gguf", config)
     delivered = dict(iterate_weights(planned, torch.float32))[planned.slots[name].name]
     steps = torch.linspace(-1, 1, delivered.numel())
     assert torch.allclose(delivered, steps, atol=1 / 127)

@@ -8,33 +8,14 @@ import struct
 import cpu_vllm
 import pytest
 import release
-from gguf_bytes import Table, rewrite, shard_names
-
-
-@pytest.fixture
-def table(files):
-    return Table(files["Q4_K_M"].read_bytes())
-
-
-@pytest.fixture(scope="session")
-def error():
-    from vllm.transformers_utils.gguf_file import GGUFFileError
-
-    return GGUFFileError
-
-
-def plan(path, config, **options):
-    from vllm.model_executor.model_loader.gguf_mla.plan import LoadPlan
-    from vllm.transformers_utils.gguf_file import GGUFSet
-
-    return LoadPlan(GGUFSet.of(path), config, **options)
+from gguf_bytes import rewrite, shard_names
 
 
 def tensors(path, config):
     import torch
     from vllm.model_executor.model_loader.gguf_mla.weights import iterate_weights
 
-    return dict(iterate_weights(plan(path, config), torch.bfloat16))
+    return dict(iterate_weights(cpu_vllm.plan(path, config), torch.bfloat16))
 
 
 def copy_shards(files, folder):
@@ -48,13 +29,13 @@ def test_not_a_gguf(tmp_path, error, config):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(error, match=r"model\.gguf: not a GGUF file"):
-        plan(path, config)
+        cpu_vllm.plan(path, config)
 
 
 def test_version_2(table, tmp_path, error, config):
     struct.pack_into("<I", table.data, 4, 2)
     with pytest.raises(error, match=r"GGUF version 2.*[Cc]onvert the model again"):
-        plan(table.write(tmp_path / "v2.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "v2.gguf"), config)
 
 
 def test_big_endian(tmp_path, error, config):
@@ -69,7 +50,7 @@ def test_big_endian(tmp_path, error, config):
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(error, match=r"big-endian.*gguf-convert-endian"):
-        plan(tmp_path / "big.gguf", config)
+        cpu_vllm.plan(tmp_path / "big.gguf", config)
 
 
 @pytest.mark.parametrize("size", [10, 100, 5000])
@@ -77,21 +58,21 @@ def test_header_larger_than_the_file(size, table, tmp_path, error, config):
     path = tmp_path / "short.gguf"
     path.write_bytes(table.data[:size])
     with pytest.raises(error, match=r"short\.gguf: (the header goes on past|10 bytes)"):
-        plan(path, config)
+        cpu_vllm.plan(path, config)
 
 
 @pytest.mark.parametrize("field", [8, 16, 24])
 def test_absurd_counts(field, table, tmp_path, error, config):
     struct.pack_into("<Q", table.data, field, 1 << 62)
     with pytest.raises(error, match=r"[Tt]he header (goes on past the end|is damaged)"):
-        plan(table.write(tmp_path / "counts.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "counts.gguf"), config)
 
 
 def test_cut_short(table, tmp_path, error, config):
     path = tmp_path / "cut.gguf"
     path.write_bytes(table.data[:-1000])
     with pytest.raises(error, match=r"cut\.gguf: the file has \d+ bytes, but tensor 'blk.2"):
-        plan(path, config)
+        cpu_vllm.plan(path, config)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +82,7 @@ def test_cut_short(table, tmp_path, error, config):
 def test_unknown_type(type_id, words, table, tmp_path, error, config):
     table.set_type("blk.1.ffn_up_exps.weight", type_id)
     with pytest.raises(error, match=rf"types\.gguf: tensor 'blk.1.ffn_up_exps.weight'.*{words}"):
-        plan(table.write(tmp_path / "types.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "types.gguf"), config)
 
 
 @pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0", "MXFP4"])
@@ -127,7 +108,7 @@ def test_type_without_kernel(kind, files, tmp_path, error, config):
         patch.setattr(gguf.GGUFWriter, "add_tensor", replaced)
         rewrite([files["Q4_K_M"]], [path], lambda name, index: 0)
     with pytest.raises(error, match=rf"{name} \({kind}\) of .*no kernel for the type {kind}"):
-        plan(path, config)
+        cpu_vllm.plan(path, config)
 
 
 def test_missing_shards(files, tmp_path, error, config):
@@ -135,7 +116,7 @@ def test_missing_shards(files, tmp_path, error, config):
     for path in (paths[1], paths[4]):
         path.unlink()
     with pytest.raises(error, match=r"2 of its 6 shards are missing: .*00002.*00005"):
-        plan(paths[0], config)
+        cpu_vllm.plan(paths[0], config)
 
 
 def test_shard_of_another_set(files, tmp_path, error, config):
@@ -144,33 +125,33 @@ def test_shard_of_another_set(files, tmp_path, error, config):
     rewrite([files["Q4_K_M"]], targets, lambda name, index: index % 6)
     targets[2].replace(paths[2])
     with pytest.raises(error, match="files of several sets are mixed"):
-        plan(paths[0], config)
+        cpu_vllm.plan(paths[0], config)
 
 
 def test_shard_of_another_count(files, tmp_path, error, config):
     paths = copy_shards(files, tmp_path)
     shutil.copyfile(paths[0], tmp_path / "renamed.gguf")
     with pytest.raises(error, match=r"renamed\.gguf: it says that it is one of 6 shards"):
-        plan(tmp_path / "renamed.gguf", config)
+        cpu_vllm.plan(tmp_path / "renamed.gguf", config)
 
 
 def test_shard_cut_short(files, tmp_path, error, config):
     paths = copy_shards(files, tmp_path)
     paths[3].write_bytes(paths[3].read_bytes()[:-64])
     with pytest.raises(error, match=r"00004-of-00006\.gguf: the file has .* cut short"):
-        plan(paths[0], config)
+        cpu_vllm.plan(paths[0], config)
 
 
 def test_duplicate_tensor(table, tmp_path, error, config):
     table.rename("blk.1.ffn_gate_shexp.weight", "blk.1.ffn_down_shexp.weight")
     with pytest.raises(error, match=r"'blk.1.ffn_down_shexp.weight' is in it twice"):
-        plan(table.write(tmp_path / "twice.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "twice.gguf"), config)
 
 
 def test_missing_and_unknown_tensor(table, tmp_path, error, config):
     table.rename("blk.0.attn_output.weight", "blk.0.attn_outputs.weigh")
     with pytest.raises(error, match=r"lacks the tensor blk.0.attn_output.weight \(for model"):
-        plan(table.write(tmp_path / "renamed.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "renamed.gguf"), config)
 
 
 def test_tensor_that_nothing_takes(files, tmp_path, error, config):
@@ -188,7 +169,7 @@ def test_tensor_that_nothing_takes(files, tmp_path, error, config):
         patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_extra)
         rewrite([files["bf16"]], [path], lambda name, index: 0)
     with pytest.raises(error, match=r"nothing in the model takes .*attn_sinks.*extra\.gguf"):
-        plan(path, config)
+        cpu_vllm.plan(path, config)
 
 
 def test_rope_freqs_is_no_surprise(files, tmp_path, config):
@@ -204,7 +185,7 @@ def test_rope_freqs_is_no_surprise(files, tmp_path, config):
 
         patch.setattr(gguf.GGUFWriter, "write_header_to_file", with_extra)
         rewrite([files["bf16"]], [tmp_path / "rope.gguf"], lambda name, index: 0)
-    plan(tmp_path / "rope.gguf", config)
+    cpu_vllm.plan(tmp_path / "rope.gguf", config)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +200,14 @@ def test_rope_freqs_is_no_surprise(files, tmp_path, config):
 def test_metadata_that_lies(key, value, words, table, tmp_path, error, config):
     table.set_u32(f"glm-dsa.{key}", value)
     with pytest.raises(error, match=rf"lies\.gguf: .*different models.*{words}.*--hf-config-path"):
-        plan(table.write(tmp_path / "lies.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "lies.gguf"), config)
 
 
 def test_shape_that_lies(table, tmp_path, error, config):
     table.set_dim("blk.0.attn_q_b.weight", 1, 256)
     words = r"attn_q_b.weight \(Q4_K\) of .* shape \[256, 256\]; config.json implies \[512, 256\]"
     with pytest.raises(error, match=words):
-        plan(table.write(tmp_path / "shape.gguf"), config)
+        cpu_vllm.plan(table.write(tmp_path / "shape.gguf"), config)
 
 
 def test_config_of_another_model(files, error, config):
@@ -235,7 +216,7 @@ def test_config_of_another_model(files, error, config):
     other = copy.deepcopy(config)
     other.num_hidden_layers, other.n_routed_experts = 3, 16
     with pytest.raises(error, match=r"expert_count is 4, config.json's n_routed_experts is 16"):
-        plan(files["bf16"], other)
+        cpu_vllm.plan(files["bf16"], other)
 
 
 @pytest.mark.parametrize("field", ["topk_method", "scoring_func", "indexer_rope_interleave"])
@@ -245,20 +226,20 @@ def test_config_that_lacks_a_field(field, files, config):
     other = copy.deepcopy(config)
     delattr(other, field)
     with pytest.raises(ValueError, match=rf"config.json lacks {field}.*cannot supply it"):
-        plan(files["bf16"], other)
+        cpu_vllm.plan(files["bf16"], other)
 
 
 def test_expert_parallelism_is_refused(files, config):
     with pytest.raises(ValueError, match=r"do not support expert parallelism: .*--enable-expert"):
-        plan(files["bf16"], config, expert_parallel=True)
+        cpu_vllm.plan(files["bf16"], config, expert_parallel=True)
 
 
 def test_a_cut_through_a_block_is_refused(files, config):
     with pytest.raises(ValueError, match=r"attn_output.*parts of 128.*blocks of 256"):
-        plan(files["Q4_K_M"], config, tp_size=2)
-    plan(files["q8_0"], config, tp_size=4)
+        cpu_vllm.plan(files["Q4_K_M"], config, tp_size=2)
+    cpu_vllm.plan(files["q8_0"], config, tp_size=4)
     with pytest.raises(ValueError, match="tensor parallel size 8 would cut its 4 heads"):
-        plan(files["bf16"], config, tp_size=8)
+        cpu_vllm.plan(files["bf16"], config, tp_size=8)
 
 
 def test_shards_in_any_order_hold_the_same(files, tmp_path, config):
