@@ -249,12 +249,7 @@ def _require_wheels_alone(version: str, server: Server, connection: Connection) 
 
     :raises UnsupportedByServerError: the version has a file that is no wheel of ours.
     """
-    other = [
-        file
-        for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
-        for file in remote_index.list_files(server, project, connection)
-        if _is_of(file, project, version) and not _is_ours(file, version)
-    ]
+    other = [file for file in _files_of(version, server, connection) if not _is_ours(file, version)]
     if other:
         raise UnsupportedByServerError(
             "devpi pushes all files of a version, and no report can be about this one",
@@ -262,6 +257,16 @@ def _require_wheels_alone(version: str, server: Server, connection: Connection) 
             details=tuple(file.name for file in other),
             next_step=f"devpi remove --force --index {server.stage} {other[0].url}, then promote again",
         )
+
+
+def _files_of(version: str, server: Server, connection: Connection) -> list[RemoteFile]:
+    """Return all that a push of the version takes, the alias included."""
+    return [
+        file
+        for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
+        for file in remote_index.list_files(server, project, connection)
+        if _is_of(file, project, version)
+    ]
 
 
 def _is_ours(file: RemoteFile, version: str) -> bool:
@@ -286,9 +291,7 @@ def _held(server: Server, version: str, connection: Connection) -> dict[str, str
     """Return the sha256 of each file that an index has of a version, the alias included."""
     return {
         file.name: remote_index.sha256_of(file, server, connection)
-        for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
-        for file in remote_index.list_files(server, project, connection)
-        if _is_of(file, project, version)
+        for file in _files_of(version, server, connection)
     }
 
 

@@ -93,9 +93,14 @@ def install(environment: Environment, arguments: list[str], index: Mapping[str, 
         command = [program, "pip", "install", "--quiet", "--python", python, *arguments]
     else:
         command = [python, "-m", "pip", "install", "--quiet", "--no-input", *arguments]
+    variables = variables_of_installers() | dict(index)
+    _run(command, "the wheel cannot be installed", variables, environment.python)
+
+
+def variables_of_installers() -> dict[str, str]:
+    """Return our environment for pip and uv, which must not take this interpreter's for theirs."""
     given = variables_of_children().items()
-    variables = {k: v for k, v in given if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
-    _run(command, "the wheel cannot be installed", variables | dict(index), environment.python)
+    return {name: value for name, value in given if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
 
 
 def uv() -> str | None:

@@ -26,7 +26,6 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder import atomic, environment, gpu_report, unit
 from builder.console import say
-from builder.credentials import variables_of_children
 from builder.digests import sha256_of
 from builder.errors import (
     AuditError,
@@ -248,11 +247,9 @@ def _download(locked: str, wheels: Path, python: str, target: tuple[str, int]) -
 def _run(command: list[str], text: str, what: str, out: Path) -> str:
     from builder.package_index import redacted  # noqa: PLC0415 - slow to import
 
-    given = variables_of_children().items()
-    variables = {k: v for k, v in given if k not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     run = subprocess.run(
         command, input=text, capture_output=True, text=True, check=False,
-        env=variables | index_variables(),
+        env=environment.variables_of_installers() | index_variables(),
     )  # fmt: skip
     if run.returncode:
         lines = redacted(run.stderr).strip().splitlines()

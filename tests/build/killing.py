@@ -5,6 +5,7 @@ Works on any release: give it a command and an environment (tests/upstream uses 
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -41,7 +42,7 @@ class Span:
     A span measured once, while the machine was busy, puts every later death behind the end.
     """
 
-    seconds: float
+    seconds: float = math.inf
 
     def saw(self, seconds: float) -> None:
         self.seconds = min(self.seconds, seconds)

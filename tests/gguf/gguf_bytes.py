@@ -62,15 +62,9 @@ def rewrite(sources: list[Path], targets: list[Path], place, metadata: dict | No
 
     readers = [gguf.GGUFReader(path) for path in sources]
     tensors = [tensor for reader in readers for tensor in reader.tensors]
-    writers = [gguf.GGUFWriter(path, "") for path in targets]
-    for writer in writers:
-        writer.kv_data[0].clear()
-    for key, field in readers[0].fields.items():
-        if key.startswith(("GGUF.", "split.")):
-            continue
-        value = (metadata or {}).get(key, field.contents())
-        sub_type = field.types[1] if len(field.types) > 1 else None
-        writers[0].add_key_value(key, value, field.types[0], sub_type)
+    writers = [_writer(path) for path in targets]
+    kept = {key: f for key, f in readers[0].fields.items() if not key.startswith("split.")}
+    _copy_metadata(kept, writers[0], metadata or {})
     for number, writer in enumerate(writers if len(targets) > 1 else []):
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", len(targets))
@@ -79,10 +73,7 @@ def rewrite(sources: list[Path], targets: list[Path], place, metadata: dict | No
         if (target := place(tensor.name, index)) is not None:
             writers[target].add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     for writer in writers:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _finish(writer)
 
 
 def with_metadata(source: Path, target: Path, changes: dict) -> None:
@@ -90,12 +81,8 @@ def with_metadata(source: Path, target: Path, changes: dict) -> None:
     import gguf
 
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "")
-    writer.kv_data[0].clear()
-    for key, field in reader.fields.items():
-        if not key.startswith("GGUF.") and key not in changes:
-            sub_type = field.types[1] if len(field.types) > 1 else None
-            writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+    writer = _writer(target)
+    _copy_metadata({key: f for key, f in reader.fields.items() if key not in changes}, writer, {})
     for key, value in changes.items():
         if value is not None:
             kind, sub_type = gguf.GGUFValueType.get_type(value), None
@@ -104,6 +91,27 @@ def with_metadata(source: Path, target: Path, changes: dict) -> None:
             writer.add_key_value(key, value, kind, sub_type)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    _finish(writer)
+
+
+def _writer(path: Path):
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "")
+    writer.kv_data[0].clear()
+    return writer
+
+
+def _copy_metadata(fields: dict, writer, values: dict) -> None:
+    """Each key in its own type; `values` replaces what some hold."""
+    for key, field in fields.items():
+        if not key.startswith("GGUF."):
+            sub_type = field.types[1] if len(field.types) > 1 else None
+            value = values.get(key, field.contents())
+            writer.add_key_value(key, value, field.types[0], sub_type)
+
+
+def _finish(writer) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

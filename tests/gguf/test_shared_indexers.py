@@ -21,13 +21,6 @@ TYPES = "glm-dsa.attention.indexer.types"
 LAYER = "model.layers.1.self_attn"
 
 
-@pytest.fixture(scope="module")
-def error():
-    from vllm.transformers_utils.gguf_file import GGUFFileError
-
-    return GGUFFileError
-
-
 @pytest.fixture
 def hf(data, tmp_path):
     """Make the folder of a config with changes."""

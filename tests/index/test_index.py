@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import shutil
 import signal
@@ -445,7 +444,7 @@ def test_a_publisher_killed_at_any_moment(environment, tmp_path):
     clock = random.Random(3)
     url = (index / "staging" / "simple").as_uri()
     timed = start(tmp_path / "timed", wheel, tmp_path)
-    span = Span(math.inf)
+    span = Span()
     assert span.of(lambda: finish(timed))[0] == 0
     deaths = leftovers = 0
     for round_ in range(30):

@@ -20,6 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "selection")]
 ROWS = 24
+FUSED = Path("vllm/models/deepseek_v32/common/kernels.py")
 
 
 def norm_rope(kernels, dtype, empty, kv: str, **changes) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from fused import FUSED  # noqa: E402
 from loading import OPS, load_op  # noqa: E402
-
-FUSED = Path("vllm/models/deepseek_v32/common/kernels.py")
 
 
 @pytest.fixture(scope="module")

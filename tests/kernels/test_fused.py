@@ -13,10 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from fused import ROWS, latents  # noqa: E402
+from fused import FUSED, ROWS, latents  # noqa: E402
 
 HERE = Path(__file__).parent
-FUSED = Path("vllm/models/deepseek_v32/common/kernels.py")
 KERNELS = ["_fused_norm_rope_kernel", "_fused_q_kernel"]
 pytestmark = pytest.mark.timeout(900)
 

@@ -6,7 +6,6 @@ A new Python takes a second to start, in which nothing is published and no death
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -92,6 +91,6 @@ class Forks:
 
     def span(self, command):
         """Run a command to its end; return how long it took."""
-        span = Span(math.inf)
+        span = Span()
         span.of(lambda: self.finish(command))
         return span

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import shutil
@@ -43,7 +42,7 @@ def ends(case, before):
     """Do it undisturbed; return what it takes from where to where, and a copy to begin from."""
     copy = case.fork.root / "before"
     shutil.copytree(case.fork.project.patches, copy)
-    span = Span(math.inf)
+    span = Span()
     span.of(lambda: case.fork.run("backport", "1", "--to", OLD))
     after = contents(case)
     assert after != before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import math
 import os
 import random
 import signal
@@ -44,7 +43,7 @@ def killed(case, after, *arguments):
 
 
 def span(case, *arguments, code):
-    measured = Span(math.inf)
+    measured = Span()
     measured.of(lambda: case.rebase(*arguments, code=code))
     return measured
 
