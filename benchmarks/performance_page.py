@@ -25,10 +25,10 @@ PICTURE = "performance-sm120.svg"
 HEAD = """\
 # What the kernels take, and what a model predicts for SM120
 
-Written by `python benchmarks/performance_page.py docs/reports/{run}` from a stored run of
-`benchmarks/sm120_model.py`; times in microseconds, top-k 2048. Only the column "measured" was
-measured, on an H200 ([how](reports/2026-11-29-sparse-mla-speed.md)). **Everything else here is a
-prediction**: no card of compute capability 12.x has been at hand, and the fp8 kernel has run on no card.
+Written by `python benchmarks/performance_page.py {command}`
+from a stored run of `benchmarks/sm120_model.py`; times in microseconds, top-k 2048. Only what is called
+"measured" was measured, on an H200 ([how](reports/2026-11-29-sparse-mla-speed.md)). **All other times of
+the model are predictions**: no card of compute capability 12.x has been at hand.
 
 The model compiles each kernel for the card, reads its resources and instructions from the machine code,
 and takes the largest of four limits: bytes over the copy bandwidth, instructions over the schedulers'
@@ -89,20 +89,34 @@ def check_table(rows: list[dict]) -> list[str]:
     return lines
 
 
-def prediction_table(rows: list[dict], card: str) -> list[str]:
+def prediction_table(
+    rows: list[dict], card: str, measured: dict[str, float] | None = None
+) -> list[str]:
+    """What the model says of both caches; `measured`: of the fp8 cache, by shape."""
     heads = ["heads x tokens", "bfloat16: floor (bytes)", "predicted", "limit"]
     heads += ["fp8: floor (bytes)", "predicted, between", "limit"]
+    heads += ["measured"] if measured else []
     lines = [f"| {' | '.join(heads)} |"]
-    lines.append("| --- " * 7 + "|")
+    lines.append("| --- " * len(heads) + "|")
     pairs = zip(picked(rows, card, "bfloat16"), picked(rows, card, "fp8"), strict=True)
     for plain, packed in pairs:
         a, b = plain["microseconds"], packed["microseconds"]
         lines.append(
             f"| {shape(plain)} | {number(a['bytes'])} | {number(a['time'])} | {limit_of(plain)} "
             f"| {number(b['bytes'])} | {number(b['least'])} and {number(b['time'])} "
-            f"| {limit_of(packed)} |"
+            f"| {limit_of(packed)} |" + (f" {number(measured[shape(plain)])} |" if measured else "")
         )
     return lines
+
+
+def inside(rows: list[dict], measured: dict[str, float]) -> list[str]:
+    """How many measured times of the fp8 cache lie between the two that are predicted."""
+    if not measured:
+        return []
+    these = picked(rows, "H200", "fp8")
+    bounds = {shape(row): [row["microseconds"][key] for key in ("least", "time")] for row in these}
+    between = sum(least <= measured[name] <= most for name, (least, most) in bounds.items())
+    return [f"\n{between} of the {len(bounds)} measured times lie between the two."]
 
 
 def resource_table(rows: list[dict]) -> list[str]:
@@ -164,11 +178,11 @@ def draw(rows: list[dict], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def page(run: str, stored: dict, more: str) -> str:
+def page(command: str, stored: dict, fp8: dict[str, float], more: str) -> str:
     rows, fitted = stored["rows"], stored["constants"]
     parts = [
         HEAD.format(
-            run=run,
+            command=command,
             picture=PICTURE,
             launch=fitted["launch"] * 1e6,
             latency=fitted["latency"] * 1e6,
@@ -181,7 +195,8 @@ def page(run: str, stored: dict, more: str) -> str:
         FP8,
         "## What it predicts for an H200 with the fp8 cache\n",
         "FLASHMLA_SPARSE serves bfloat16 models there; this is for float16, and for batch invariance.\n",
-        *prediction_table(rows, "H200"),
+        *prediction_table(rows, "H200", fp8),
+        *inside(rows, fp8),
         "\n## Resources\n",
         "From the machine code; no kernel spills on 12.0.\n",
         *resource_table(rows),
@@ -198,12 +213,15 @@ def main() -> None:
     mpl.rcParams["svg.hashsalt"] = "performance"  # the same run gives the same file
     stored = json.loads(args.run.read_text())
     draw(stored["rows"], DOCS / PICTURE)
-    more = ""
-    for part, file in ((kernels_page, args.kernels), (engine_page, args.engine)):
-        if file:
-            run = f"`docs/reports/{file.name}`"
-            more += "\n" + part.section(run, json.loads(file.read_text()), DOCS)
-    (DOCS / "performance.md").write_text(page(args.run.name, stored, more))
+    command, more, fp8 = f"docs/reports/{args.run.name}", "", {}
+    for option, part in (("kernels", kernels_page), ("engine", engine_page)):
+        if file := getattr(args, option):
+            command += f" \\\n--{option} docs/reports/{file.name}"
+            run = json.loads(file.read_text())
+            more += "\n" + part.section(f"`docs/reports/{file.name}`", run, DOCS)
+            if option == "kernels":
+                fp8 = {shape(row): row["ours_fp8"] for row in run["sparse_mla"]}
+    (DOCS / "performance.md").write_text(page(command, stored, fp8, more))
 
 
 if __name__ == "__main__":
