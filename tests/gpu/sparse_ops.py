@@ -46,16 +46,19 @@ def reference(q, rows, indices, scale):
     return out, lse
 
 
-def ds_mla_rows(latent, rope):
+def ds_mla_rows(latent, rope, *, power_of_two=False):
     """fp8_ds_mla rows uint8 [N, 656] of bfloat16 latent [N, 512] and rope [N, 64].
 
     512 e4m3 codes, 4 float32 scales (one for each 128 codes), 64 bfloat16: vLLM's
-    csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel.
+    csrc/cache_kernels.cu, concat_and_cache_ds_mla_kernel. It makes the largest code 448; from
+    v0.33.0 on it takes the next power of two for a scale. What reads the rows may mind neither.
     """
     import torch
 
     groups = latent.float().view(-1, 4, 128)
     scales = (groups.abs().amax(-1) / 448).clamp_min(torch.finfo(torch.float32).tiny)
+    if power_of_two:
+        scales = scales.double().log2().ceil().exp2().float()
     codes = (groups / scales[..., None]).to(torch.float8_e4m3fn).view(-1, 512)
     parts = [codes, scales.contiguous(), rope.contiguous()]
     return torch.cat([part.view(torch.uint8) for part in parts], 1)
@@ -70,6 +73,30 @@ def ds_mla_values(rows):
     rope = rows[:, 528:].contiguous().view(torch.bfloat16).double()
     latent = codes.view(-1, 4, 128) * scales[..., None]
     return torch.cat([latent.view(-1, 512), rope], 1)
+
+
+def check_written_rows(written, latent, rope) -> None:
+    """See that fp8_ds_mla rows hold this bfloat16 latent and rope, with scales of either kind.
+
+    A writer divides by the scale with rounding of its own. So a code in a thousand may be another
+    one, of those next to the right one: what lies between two codes falls to either.
+    """
+    import torch
+
+    def scales(rows):
+        return rows[:, 512:528].contiguous().view(torch.float32)
+
+    either = [ds_mla_rows(latent, rope, power_of_two=kind) for kind in (False, True)]
+    fitting = [r for r in either if torch.allclose(scales(r), scales(written), rtol=1e-6, atol=0)]
+    assert len(fitting) == 1, f"scales: {scales(written)[:2]}, not as {scales(either[0])[:2]}"
+    (right,) = fitting
+    assert torch.equal(written[:, 528:], right[:, 528:])
+    assert ds_mla_values(written).isfinite().all()
+    codes, right_codes = (rows[:, :512].int() for rows in (written, right))
+    assert (codes == right_codes).double().mean() > 0.999
+    # Codes without their sign bit are in the order of their values.
+    places, right_places = (torch.where(of > 0x7F, 0x80 - of, of) for of in (codes, right_codes))
+    assert int((places - right_places).abs().max()) <= 1
 
 
 def error(actual, expected) -> float:
