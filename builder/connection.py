@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from requests.auth import HTTPBasicAuth
 
 DENIED = (401, 403)
-_TIMEOUT = 60  # seconds without an answer
-UPLOAD_TIMEOUT = 300  # devpi hashes the whole wheel before it answers
+TIMEOUT = 60  # seconds without an answer
 
 
 class Connection:
@@ -51,7 +50,7 @@ class Connection:
         try:
             for _ in range(5):
                 answer = self._session.request(
-                    method, url, timeout=_TIMEOUT, allow_redirects=False, **options
+                    method, url, timeout=TIMEOUT, allow_redirects=False, **options
                 )
                 target = urljoin(url, answer.headers.get("Location", ""))
                 if not answer.is_redirect or urlsplit(target)[:2] != self._origin:
@@ -77,19 +76,6 @@ def authentication(credentials: Credentials | None) -> HTTPBasicAuth | None:
     if credentials is None:
         return None
     return HTTPBasicAuth(credentials.username.encode(), credentials.password.encode())
-
-
-def limit_silence(session: requests.Session) -> None:
-    """Give up on a server that takes no byte, or gives no answer, where twine waits for ever."""
-    from requests.adapters import HTTPAdapter  # noqa: PLC0415 - slow to import
-
-    class Limited(HTTPAdapter):
-        def send(self, *arguments: Any, **options: Any) -> requests.Response:  # noqa: ANN401
-            options["timeout"] = (_TIMEOUT, UPLOAD_TIMEOUT)
-            return super().send(*arguments, **options)
-
-    for scheme in ("https://", "http://"):
-        session.mount(scheme, Limited())
 
 
 def certificates() -> str | None:

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from builder import index, metadata, remote_index
+from builder import index, metadata, remote_index, uploading
 from builder.connection import Connection
 from builder.console import say
 from builder.credentials import credentials_for
@@ -312,7 +312,7 @@ def send(entry: Entry, server: Server, connection: Connection) -> Sent:
         return Sent(before, sha256, already_there=True)
     failure = None
     try:
-        remote_index.upload(entry.wheel, sha256, server, connection)
+        uploading.upload(entry.wheel, sha256, server, connection)
     except UploadFailedError as error:
         # The answer alone may be lost, or another publisher was quicker with the same bytes.
         failure = error

@@ -1,17 +1,13 @@
 """Package servers that take uploads: devpi, pypiserver, and what else twine can upload to.
 
-twine sends the file (streamed, so that its size does not matter); pypi-simple reads the pages. A
-server is asked before 250 MB travel whether it would take them, and read after that: what counts
-is what it lists, not what it answered.
+pypi-simple reads the pages; builder.uploading sends the file. A server is asked before 250 MB travel
+whether it would take them, and read after that: what counts is what it lists, not what it answered.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,21 +18,8 @@ from urllib.parse import urljoin, urlsplit
 from packaging.utils import canonicalize_name
 
 from builder import atomic
-from builder.connection import (
-    DENIED,
-    Connection,
-    authentication,
-    certificates,
-    denied,
-    limit_silence,
-)
-from builder.console import is_terminal
-from builder.errors import (
-    AuditError,
-    PackageIndexError,
-    UnsupportedByServerError,
-    UploadFailedError,
-)
+from builder.connection import Connection, denied
+from builder.errors import PackageIndexError, UnsupportedByServerError, UploadFailedError
 
 if TYPE_CHECKING:
     import requests
@@ -295,66 +278,6 @@ def is_cut(file: RemoteFile, wheel: Path, server: Server, connection: Connection
         if any(chunk != ours.read(len(chunk)) for chunk in chunks):
             return False
         return bool(ours.read(1))
-
-
-def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> None:
-    """Send one wheel with twine: a copy of it, which nobody exchanges while it travels.
-
-    :raises AuditError: it has another sha256 by now.
-    :raises UploadRefusedError: a wrong password, or no right to upload.
-    :raises UploadFailedError: the connection broke, or another answer than "done".
-    """
-    import requests  # noqa: PLC0415 - slow to import
-    from twine.package import PackageFile  # noqa: PLC0415
-    from twine.repository import Repository  # noqa: PLC0415
-
-    who = connection.credentials
-    with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory())
-        package = PackageFile.from_filename(shutil.copy(wheel, scratch), comment=None)
-        if package.sha2_digest != sha256:
-            raise AuditError(
-                "the wheel changed while it was published",
-                where=str(wheel),
-                next_step="let its build finish, then publish again",
-            )
-        # twine prints progress where results belong
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        repository = Repository(server.url, None, None, disable_progress_bar=not is_terminal())
-        stack.callback(repository.close)
-        repository.session.auth = authentication(who)
-        repository.set_certificate_authority(certificates())
-        limit_silence(repository.session)
-        try:
-            # Once: twine would send 250 MB five times to a server that answers 500.
-            answer = repository.upload(package, max_redirects=1)
-        except requests.RequestException as error:
-            raise UploadFailedError(
-                f"the upload broke off: {type(error).__name__}",
-                where=server.url,
-                next_step="run the command again; what was sent does not count",
-            ) from error
-    if answer.status_code in DENIED:
-        raise denied(server.url, answer.status_code, who)
-    if answer.status_code != 200:
-        raise UploadFailedError(
-            f"the server answers {answer.status_code} {answer.reason}",
-            where=server.url,
-            details=tuple(answer.text.strip().splitlines()[:3]),
-            next_step=_remedy(server, answer),
-        )
-
-
-def _remedy(server: Server, answer: requests.Response) -> str:
-    if answer.status_code == 413:
-        return (
-            "let the server take larger files: --max-request-body-size of devpi-server, "
-            "client_max_body_size of an nginx before it; then run the command again"
-        )
-    if answer.is_redirect:
-        there = urljoin(server.url, answer.headers["Location"])
-        return f"if that is the server, give the URL that it names: --index {there}"
-    return "run the command again; where another publisher was quicker, it says so"
 
 
 def push(server: Server, project: str, version: str, target: str, connection: Connection) -> None:

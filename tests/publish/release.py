@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.index.wheels import write_wheel
 VERSION = "0.20.2+glm5.1"
 X86 = "cp38-abi3-manylinux_2_35_x86_64"
 ARM = "cp38-abi3-manylinux_2_35_aarch64"
+BIG = {"vllm/__init__.py": "", "vllm/x.so": random.Random(4).randbytes(8 << 20)}
 FAILING = (result("test_a.py::test_one", Outcome.FAILED, "off by 0.3"), *TESTS[1:])
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import ssl
 import subprocess
+import time
+import zipfile
 from unittest import mock
 
 import pytest
 import requests
 
-from builder import connection
+from builder import unit, uploading
 
 from . import servers
 from .conftest import as_user
-from .release import sha256
+from .release import BIG, sha256
 from .strange import strange
 
 
@@ -24,34 +28,106 @@ def tested(release):
     return wheel, ("publish", wheel, "--report", release.report(wheel), "--index")
 
 
-@pytest.mark.parametrize("kind", ["pypiserver", "devpi"])
-def test_a_wheel_that_is_exchanged_while_it_is_sent(request, release, tool, tested, kind):
-    """A build that ends just now, say: what travels is what the report is about."""
-    from twine.repository import Repository
+def other_bytes(wheel, other):
+    """In the middle of what is not sent yet, so that its beginning and its end are ours."""
+    at = wheel.stat().st_size * 3 // 4
+    with wheel.open("r+b") as file:
+        file.seek(at)
+        file.write(bytes(byte ^ 1 for byte in wheel.read_bytes()[at : at + 1000]))
 
-    if kind == "devpi":
-        devpi, team = request.getfixturevalue("devpi"), request.getfixturevalue("team")
-        url, who = f"{devpi.url}{team[0]}/stable/", as_user(*team)
-        simple = f"{url}+simple/vllm-glm5/"
-    else:
-        url, who = request.getfixturevalue("pypiserver"), as_user()
-        simple = f"{url}simple/vllm-glm5/"
+
+def another_wheel(wheel, other):
+    shutil.copyfile(other, wheel)
+
+
+def more_bytes(wheel, other):
+    with wheel.open("ab") as file:
+        file.write(b"more" * 100_000)
+
+
+def fewer_bytes(wheel, other):
+    os.truncate(wheel, wheel.stat().st_size * 3 // 4)
+
+
+@contextlib.contextmanager
+def changed_halfway(change, wheel, other):
+    """Change the file when half of it has left; gives whether that was so."""
+    from requests_toolbelt import MultipartEncoderMonitor
+
+    read, done = MultipartEncoderMonitor.read, []
+
+    def reads(self, size=-1):
+        if not done and self.bytes_read > self.len // 2:
+            change(wheel, other)
+            done.append(change)
+        return read(self, size)
+
+    with mock.patch.object(MultipartEncoderMonitor, "read", reads):
+        yield done
+
+
+@pytest.fixture(params=["pypiserver", "devpi"])
+def server(request):
+    """A server's index that takes tested wheels: its URL, the page, and who may upload."""
+    if request.param == "pypiserver":
+        url = request.getfixturevalue("pypiserver")
+        return url, f"{url}simple/vllm-glm5/", as_user()
+    devpi, team = request.getfixturevalue("devpi"), request.getfixturevalue("team")
+    url = f"{devpi.url}{team[0]}/stable/"
+    return url, f"{url}+simple/vllm-glm5/", as_user(*team)
+
+
+@pytest.mark.parametrize("change", [other_bytes, another_wheel, more_bytes, fewer_bytes])
+def test_a_wheel_that_changes_while_it_is_sent(release, tool, server, tmp_path, change):
+    """A build that ends just now, say: the server has what the report is about, or nothing."""
+    url, page, who = server
+    wheel = release.wheel(files=BIG)
+    publish = ("publish", wheel, "--report", release.report(wheel), "--index", url)
+    other = release.wheel(folder="other", files=BIG | {"vllm/__init__.py": "untested"})
+    kept = shutil.copyfile(wheel, tmp_path / "kept")
+    with changed_halfway(change, wheel, other) as done:
+        failed = tool.run(*publish, code=16, **who)
+    assert done, "the control: it was changed on its way"
+    assert "changed while it was published" in failed.error
+    time.sleep(0.5)
+    assert wheel.name not in requests.get(page, timeout=10).text
+    shutil.copyfile(kept, wheel)
+    assert tool.json(*publish, **who)["files"][0] == {
+        "name": wheel.name, "sha256": sha256(kept), "already_there": False,
+    }  # fmt: skip
+    assert sha256(kept) in requests.get(page, timeout=10).text
+
+
+@pytest.mark.parametrize("change", [other_bytes, another_wheel, more_bytes, fewer_bytes])
+def test_a_server_that_keeps_what_is_cut_gets_no_whole_wheel(release, tool, tmp_path, change):
+    wheel = release.wheel(files=BIG)
+    other = release.wheel(folder="other", files=BIG | {"vllm/__init__.py": "untested"})
+    folder = tmp_path / "pypiserver"
+    with servers.pypiserver(folder, software="wsgiref") as url:
+        publish = ("publish", wheel, "--report", release.report(wheel), "--index", url)
+        with changed_halfway(change, wheel, other):
+            failed = tool.run(*publish, code=16, **as_user())
+        assert f"delete {wheel.name} on the server" in failed.error
+        time.sleep(0.5)
+        kept = folder / "packages" / wheel.name
+        assert kept.stat().st_size, "the control: it keeps something"
+        assert not zipfile.is_zipfile(kept)
+
+
+def test_a_wheel_that_changed_before_it_is_sent(release, tool, tested, monkeypatch):
     wheel, publish = tested
-    approved = sha256(wheel)
-    other = release.wheel(folder="other", files={"vllm/__init__.py": "untested"})
-    upload = Repository.upload
+    gather = unit.gather
 
-    def exchanged(self, *arguments, **options):
-        shutil.copyfile(other, wheel)
-        return upload(self, *arguments, **options)
+    def late(*arguments):
+        gathered = gather(*arguments)
+        more_bytes(wheel, None)
+        return gathered
 
-    with mock.patch.object(Repository, "upload", exchanged):
-        done = tool.json(*publish, url, **who)
-    assert sha256(wheel) == sha256(other) != approved, "the control: it was exchanged"
-    assert done["files"][0]["sha256"] == approved
-    page = requests.get(simple, timeout=10).text
-    assert approved in page
-    assert sha256(other) not in page
+    monkeypatch.setattr("builder.publish.gather", late)
+    with strange(200) as server:
+        failed = tool.run(*publish, server.url, code=16, **as_user())
+    assert "changed while it was published" in failed.error
+    assert server.wheels == 0
 
 
 @pytest.mark.parametrize(
@@ -84,7 +160,7 @@ def test_a_redirect_gets_no_credentials(tool, tested, status):
 
 
 def test_a_server_that_never_answers(tool, tested, monkeypatch):
-    monkeypatch.setattr(connection, "UPLOAD_TIMEOUT", 1)
+    monkeypatch.setattr(uploading, "ANSWER_TIMEOUT", 1)
     with strange("silence") as server:
         failed = tool.run(*tested[1], server.url, code=42, **as_user())
     assert "ReadTimeout" in failed.error

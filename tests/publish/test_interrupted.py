@@ -22,9 +22,8 @@ from tests.index.wheels import write_wheel
 from . import servers
 from .conftest import as_user
 from .forking import Forks
-from .release import VERSION, sha256
+from .release import BIG, VERSION, sha256
 
-BIG = {"vllm/__init__.py": "", "vllm/x.so": random.Random(4).randbytes(8 << 20)}
 NEXT = "0.20.2+glm5.2"
 
 
