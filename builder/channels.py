@@ -7,7 +7,7 @@ channel, and the second one holds those bytes or nothing.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,9 @@ from builder.remote_index import Kind, RemoteFile, Server
 from builder.simple_pages import ListedWheel
 from builder.unit import approve, gather, require_alias, version_of
 from builder.wheel_file import parse
+
+# What an index has of each project: the wheels' and the alias's.
+_Listing = Mapping[str, Sequence[RemoteFile]]
 
 
 @dataclass(frozen=True)
@@ -142,16 +145,17 @@ def _on_devpi(
     target = remote_index.examine(f"{root}/{name}/", connection)
     channel = publish.channel_of(target, None)
     publish.require_keeping(target, channel)
-    files = remote_index.list_files(server, DISTRIBUTION, connection)
-    version, wheels = _pushed(promotion.what, files, server)
-    _require_wheels_alone(version, server, connection)
+    offered = _listing(server, connection)
+    version, wheels = _pushed(promotion.what, offered[DISTRIBUTION], server)
+    _require_wheels_alone(version, offered, server)
     if server.volatile:
         raise UnsupportedByServerError(
             "the index is volatile: a wheel could be replaced between its check and the push",
             where=server.url,
             next_step=f"devpi index {server.stage} volatile=False",
         )
-    alias = remote_index.find(server, alias_name(version), connection)
+    aliases = (f for f in offered[UPSTREAM_DISTRIBUTION] if f.name == alias_name(version))
+    alias = next(aliases, None)
     with atomic.scratch_folder(cache.work) as scratch:
         entries: list[Entry] = []
         if alias is not None:
@@ -169,10 +173,11 @@ def _on_devpi(
                     next_step=f"publish {file.name} there again: the alias goes with it",
                 )
             entries.append(unit.entries()[-1])
-        before = _held(target, version, connection)
-        _copy(entries, server, target, version, connection)
+        there = _listing(target, connection)
+        before = _held(there, version, target, connection)
+        _copy(entries, there, server, target, version, connection)
     approved = {entry.wheel.name: str(entry.approved) for entry in entries}
-    after = _held(target, version, connection)
+    after = _held(_listing(target, connection), version, target, connection)
     if after != approved | before:
         raise UploadFailedError(
             "the index has not what was promoted; somebody else may have uploaded just now",
@@ -197,19 +202,29 @@ def _on_devpi(
     )
 
 
+def _listing(server: Server, connection: Connection) -> _Listing:
+    return {
+        project: remote_index.list_files(server, project, connection)
+        for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
+    }
+
+
 def _copy(
-    entries: Sequence[Entry], server: Server, target: Server, version: str, connection: Connection
+    entries: Sequence[Entry],
+    there: _Listing,
+    server: Server,
+    target: Server,
+    version: str,
+    connection: Connection,
 ) -> None:
     """Push each project that the target lacks; upload what is missing of the others.
 
     devpi refuses the push of a version of which a non-volatile index has one file already, such as
     another machine's wheel.
+
+    :param there: what the target has.
     """
-    missing = [
-        entry
-        for entry in entries
-        if publish.held(entry.wheel.name, str(entry.approved), target, connection) is None
-    ]
+    missing = [entry for entry in entries if not _has(there, entry, target, connection)]
     for project in (UPSTREAM_DISTRIBUTION, DISTRIBUTION):  # the alias first, as everywhere
         all_, waiting = (
             [entry for entry in some if parse(entry.wheel).project == project]
@@ -220,6 +235,12 @@ def _copy(
         else:
             for entry in waiting:
                 publish.send(entry, target, connection)
+
+
+def _has(there: _Listing, entry: Entry, target: Server, connection: Connection) -> bool:
+    name, sha256 = entry.wheel.name, str(entry.approved)
+    files = there[parse(entry.wheel).project]
+    return publish.held(name, sha256, files, target, connection) is not None
 
 
 def _pushed(what: str, files: Sequence[RemoteFile], server: Server) -> tuple[str, list[RemoteFile]]:
@@ -244,12 +265,12 @@ def _pushed(what: str, files: Sequence[RemoteFile], server: Server) -> tuple[str
     return version, pushed
 
 
-def _require_wheels_alone(version: str, server: Server, connection: Connection) -> None:
+def _require_wheels_alone(version: str, offered: _Listing, server: Server) -> None:
     """Refuse to push what no report is about: an sdist, say, which installers build and run.
 
     :raises UnsupportedByServerError: the version has a file that is no wheel of ours.
     """
-    other = [file for file in _files_of(version, server, connection) if not _is_ours(file, version)]
+    other = [file for file in _files_of(version, offered) if not _is_ours(file, version)]
     if other:
         raise UnsupportedByServerError(
             "devpi pushes all files of a version, and no report can be about this one",
@@ -259,12 +280,12 @@ def _require_wheels_alone(version: str, server: Server, connection: Connection) 
         )
 
 
-def _files_of(version: str, server: Server, connection: Connection) -> list[RemoteFile]:
+def _files_of(version: str, listing: _Listing) -> list[RemoteFile]:
     """Return all that a push of the version takes, the alias included."""
     return [
         file
-        for project in (DISTRIBUTION, UPSTREAM_DISTRIBUTION)
-        for file in remote_index.list_files(server, project, connection)
+        for project, files in listing.items()
+        for file in files
         if _is_of(file, project, version)
     ]
 
@@ -287,11 +308,13 @@ def _is_of(file: RemoteFile, project: str, version: str) -> bool:
     return (name, str(found)) == (project, version)
 
 
-def _held(server: Server, version: str, connection: Connection) -> dict[str, str]:
+def _held(
+    listing: _Listing, version: str, server: Server, connection: Connection
+) -> dict[str, str]:
     """Return the sha256 of each file that an index has of a version, the alias included."""
     return {
         file.name: remote_index.sha256_of(file, server, connection)
-        for file in _files_of(version, server, connection)
+        for file in _files_of(version, listing)
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -248,15 +249,21 @@ def require_keeping(server: Server, channel: str) -> None:
 
 
 def held(
-    name: str, sha256: str, server: Server, connection: Connection, ours: Path | None = None
+    name: str,
+    sha256: str,
+    files: Iterable[RemoteFile],
+    server: Server,
+    connection: Connection,
+    ours: Path | None = None,
 ) -> RemoteFile | None:
     """Return what the server lists under this name, where it has these bytes.
 
+    :param files: what it lists of the wheel's project.
     :param ours: the wheel, to compare with what an upload that was cut may have left.
     :raises VersionExistsError: it has another wheel of that version for that machine.
     """
     wheel = parse(Path(name))
-    for file in remote_index.list_files(server, wheel.project, connection):
+    for file in files:
         if not file.name.endswith(".whl") or not wheel.excludes(parse(Path(file.name))):
             continue
         theirs = remote_index.sha256_of(file, server, connection)
@@ -288,10 +295,11 @@ def _settled(
     entry: Entry, sha256: str, server: Server, connection: Connection
 ) -> RemoteFile | None:
     """Look again where another publisher may be sending this very file just now."""
-    before = ""
+    project, before = parse(entry.wheel).project, ""
     while True:
+        files = remote_index.list_files(server, project, connection)
         try:
-            return held(entry.wheel.name, sha256, server, connection, entry.wheel)
+            return held(entry.wheel.name, sha256, files, server, connection, entry.wheel)
         except _CutError as error:
             if error.details[0] == before:  # nobody is sending it
                 raise

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from packaging.utils import canonicalize_name
-
 from builder import atomic
 from builder.connection import Connection, denied
 from builder.errors import PackageIndexError, UnsupportedByServerError, UploadFailedError
@@ -216,13 +214,6 @@ def list_files(server: Server, project: str, connection: Connection) -> tuple[Re
         )
         for package in packages
     )
-
-
-def find(server: Server, name: str, connection: Connection) -> RemoteFile | None:
-    """Return a file of the server by its name."""
-    project = canonicalize_name(name.partition("-")[0])
-    files = list_files(server, project, connection)
-    return next((file for file in files if file.name == name), None)
 
 
 @contextlib.contextmanager

@@ -8,12 +8,14 @@ import shlex
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 
 import pytest
 import requests
 
 from builder import remote_index
 from builder.alias import write_alias
+from builder.connection import Connection
 
 from . import servers
 from .conftest import as_user
@@ -109,6 +111,31 @@ def test_promote_is_a_push(release, tool, staging, stable, team, environment):
     assert environment.version() == environment.version("vllm") == VERSION
     again = tool.json(*promote, "--report", report, **as_user(*team))
     assert all(file["already_there"] for file in again["files"])
+
+
+def test_promote_asks_no_page_twice_for_one_answer(
+    release, tool, staging, stable, team, monkeypatch
+):
+    """Once what there is to take; and what the target has, before and after."""
+    wheel = release.wheel()
+    write_alias(VERSION, wheel.parent)
+    tool.run("publish", wheel, "--index", staging, **as_user(*team))
+    asked, ask = Counter(), Connection.ask
+
+    def counted(self, method, url, **options):
+        asked[url] += 1
+        return ask(self, method, url, **options)
+
+    monkeypatch.setattr(Connection, "ask", counted)
+    promote = ("promote", VERSION, "--index", staging, "--report", release.report(wheel))
+    tool.run(*promote, **as_user(*team))
+    pages = {url: times for url, times in asked.items() if "+simple" in url}
+    assert pages == {
+        f"{index}+simple/{project}/": times
+        for index, times in ((staging, 1), (stable, 2))
+        for project in ("vllm", "vllm-glm5")
+    }
+    assert listed(stable) == {wheel.name: sha256(wheel)}
 
 
 def test_promote_takes_all_files_of_a_version(release, tool, staging, stable, team):
