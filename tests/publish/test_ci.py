@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -14,9 +15,13 @@ import pytest
 import yaml
 from platformdirs import user_cache_path
 
-from builder import cli, pin, policy, series
+from builder import cli, pin, policy, series, signing
+from builder.gpu_report import Gpu
 from builder.locations import default_cache, default_project
 from tests.commands import ROOT
+from tests.gate.reports import H200, TESTS
+
+from .release import ARM, FAILING, X86
 
 GITHUB, GITLAB = ROOT / "ci" / "github-actions.yml", ROOT / "ci" / "gitlab.yml"
 BOTH = pytest.mark.parametrize("file", [GITHUB, GITLAB], ids=["github", "gitlab"])
@@ -25,6 +30,8 @@ SCHEMAS = {
     GITLAB: ["--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"],
 }
 BUILDER = "python -m builder "
+GB10 = Gpu("NVIDIA GB10", "12.1", 128_000_000_000)
+CARDS = {"x86_64": H200.capability, "aarch64": GB10.capability}
 
 
 def load(file):
@@ -54,10 +61,30 @@ def builder_lines(file):
 def words(line):
     """Return the arguments of a line, with the CI's own variables filled in."""
     command = line.partition(BUILDER)[2].partition(" > ")[0].partition(" | ")[0]
-    command = re.sub(r"\$\{\{ matrix\.tag \}\}|\$TAG", "v0.20.2", command)
-    command = re.sub(r"\$\{\{ matrix\.arch \}\}|\$ARCH", "x86_64", command)
-    assert "${{" not in command, line
-    return shlex.split(command)
+    return shlex.split(filled(command, {"tag": "v0.20.2", "arch": "x86_64", "channel": "stable"}))
+
+
+def filled(text, cell):
+    """Put a cell of the matrix where either CI does."""
+    for name, value in cell.items():
+        for written in (f"${{{{ matrix.{name} }}}}", f"${name.upper()}"):
+            text = text.replace(written, value)
+    assert "matrix." not in text, text
+    return text
+
+
+def cells(file, job):
+    """Return the cells of a job's matrix: tag, arch and channel of each."""
+    if file == GITLAB:
+        return [
+            dict(zip((name.lower() for name in row), values, strict=True))
+            for row in load(file)[job]["parallel"]["matrix"]
+            for values in itertools.product(*row.values())
+        ]
+    matrix = load(file)["jobs"][job]["strategy"]["matrix"]
+    plain = itertools.product(matrix["tag"], matrix["arch"])
+    channels = {more["arch"]: more["channel"] for more in matrix["include"]}
+    return [{"tag": tag, "arch": arch, "channel": channels[arch]} for tag, arch in plain]
 
 
 def valid(file, path):
@@ -125,24 +152,131 @@ def test_all_releases_for_all_machines():
     project = default_project()
     tags = set(series.series_tags(project))
     machines = {arch for tag in tags for arch in pin.load(project.pins, tag).wheels}
-    for job in ("build", "gate", "publish"):
-        matrix = load(GITHUB)["jobs"][job]["strategy"]["matrix"]
-        assert (set(matrix["tag"]), set(matrix["arch"])) == (tags, machines), job
-        (matrix,) = load(GITLAB)[job]["parallel"]["matrix"]
-        assert (set(matrix["TAG"]), set(matrix["ARCH"])) == (tags, machines), job
+    everything = sorted(itertools.product(tags, machines))
+    for file, job in itertools.product((GITHUB, GITLAB), ("build", "gate", "publish")):
+        assert sorted((c["tag"], c["arch"]) for c in cells(file, job)) == everything, (file, job)
 
 
 def test_nothing_is_published_without_its_gate():
     jobs = load(GITHUB)["jobs"]
     assert jobs["gate"]["needs"] == "build"
     assert jobs["publish"]["needs"] == "gate"
-    assert jobs["publish"]["environment"] == load(GITLAB)["publish"]["environment"] == "stable"
-    assert load(GITLAB)["publish"]["needs"] == ["build", "gate"]
+    assert [need["job"] for need in load(GITLAB)["publish"]["needs"]] == ["build", "gate"]
     for file in (GITHUB, GITLAB):
         for line in builder_lines(file):
             if words(line)[0] in {"publish", "promote"}:
                 assert "--report" in words(line)
                 assert "staging" not in line
+
+
+def test_a_channel_has_its_own_environment_and_is_one_of_the_policy():
+    """Whose card passes for another channel needs another index, on devpi say."""
+    shipped = policy.load_default(default_project())
+    environments = {GITHUB: load(GITHUB)["jobs"]["publish"], GITLAB: load(GITLAB)["publish"]}
+    for file, job in environments.items():
+        for cell in cells(file, "publish"):
+            assert filled(job["environment"], cell) == cell["channel"]
+            assert shipped.channel(cell["channel"]).capability.contains(CARDS[cell["arch"]])
+    one, other = ({tuple(cell.values()) for cell in cells(f, "publish")} for f in environments)
+    assert one == other
+
+
+def runs(job, **values):
+    """Tell whether GitHub runs a job, whose condition has one of the few forms that ours have."""
+    text = job.get("if", "true").strip().removeprefix("${{").removesuffix("}}").strip()
+    if "cancelled()" not in text:  # what it adds by itself
+        needed = [f" && needs.{job['needs']}.result == 'success'"] if "needs" in job else []
+        text = f"!cancelled() && {text}{''.join(needed)}"
+    text = re.sub(r"\b(?:github|needs)\.[\w.]+", lambda found: f"values[{found[0]!r}]", text)
+    text = text.replace("!cancelled()", "not values['cancelled']").replace("&&", "and")
+    return eval(text.replace("true", "True"), {"values": values})
+
+
+@pytest.mark.parametrize("failing", ["", "build", "gate"])
+def test_a_release_that_fails_keeps_no_other_one_back_on_github(failing):
+    """A job there can need another one's whole matrix, and no cell of it."""
+    jobs = load(GITHUB)["jobs"]
+    for event, ref, cancelled in itertools.product(
+        ("push", "workflow_dispatch", "pull_request", "schedule"),
+        ("refs/heads/main", "refs/heads/other"), (False, True),
+    ):  # fmt: skip
+        values = {"github.event_name": event, "github.ref": ref, "cancelled": cancelled}
+        result = {}
+        for job in ("build", "gate", "publish"):
+            done = "failure" if job == failing else "success"
+            result[job] = done if runs(jobs[job], **values) else "skipped"
+            values[f"needs.{job}.result"] = result[job]
+        ours = ref == "refs/heads/main" and event in {"push", "workflow_dispatch"} and not cancelled
+        for job in ("gate", "publish"):
+            assert (result[job] != "skipped") == ours, (job, values)
+
+
+def test_a_release_needs_its_own_build_and_gate_alone_on_gitlab():
+    data = load(GITLAB)
+    for job, needed in (("gate", ["build"]), ("publish", ["build", "gate"])):
+        assert [need["job"] for need in data[job]["needs"]] == needed
+        for need, cell in itertools.product(data[job]["needs"], cells(GITLAB, job)):
+            (row,) = need["parallel"]["matrix"]
+            named = {
+                name.lower(): filled(
+                    text.replace("$[[ ", "${{ ").replace(" ]]", " }}").lower(), cell
+                )
+                for name, (text,) in row.items()
+            }
+            assert named == cell
+            assert named in cells(GITLAB, need["job"])
+
+
+@pytest.fixture
+def publish_job(release, tool, tmp_path):
+    """Run the publish job of one cell as the CI does, in a folder of its own; give the exit code."""
+
+    def run(file, cell):
+        lines = [line for line in scripts(file)["publish"] if BUILDER in line]
+        script = filled("\n".join(lines), cell).replace(
+            BUILDER, f"{sys.executable} -m builder --project {release.root} "
+        )
+        return subprocess.run(
+            ["bash", "-e", "-c", script], cwd=tmp_path / "job", capture_output=True, text=True,
+            env=tool.variables | {"GLM5_INDEX": str(tmp_path / "index"), "PYTHONPATH": str(ROOT)},
+            check=False,
+        )  # fmt: skip
+
+    return run
+
+
+def work_folder(file, cell, folder, wheel, report):
+    """Lay out what the jobs before left for this one."""
+    dist = folder / "dist" if file == GITHUB else folder / "dist" / f"{cell['tag']}-{cell['arch']}"
+    beside = folder if file == GITHUB else dist
+    dist.mkdir(parents=True)
+    if wheel:
+        shutil.copy(wheel, dist)
+    if report:
+        shutil.copy(report, beside / "gpu-report.json")
+        shutil.copy(signing.signature_path(report), beside / "gpu-report.json.sig")
+
+
+@BOTH
+def test_each_cell_publishes_what_its_own_gate_let_through(file, release, publish_job, tmp_path):
+    index = tmp_path / "index"
+    folders = {"stable": index / "simple", "stable-sm120": index / "stable-sm120" / "simple"}
+    for cell in {each["arch"]: each for each in cells(file, "publish")}.values():
+        tag, card = {"x86_64": (X86, H200), "aarch64": (ARM, GB10)}[cell["arch"]]
+        wheel = release.wheel(tag=tag, folder=cell["arch"])
+        passing = release.report(wheel, gpus=(card,), tests=(TESTS[0], TESTS[2]))
+        failing = release.report(wheel, gpus=(card,), tests=FAILING, name="failing.json")
+        page = folders[cell["channel"]] / "vllm-glm5" / "index.html"
+        for left in ((None, None), (wheel, None), (wheel, failing)):
+            work_folder(file, cell, tmp_path / "job", *left)
+            assert publish_job(file, cell).returncode, left
+            assert not page.exists()
+            shutil.rmtree(tmp_path / "job")
+        work_folder(file, cell, tmp_path / "job", wheel, passing)
+        done = publish_job(file, cell)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert wheel.name in page.read_text().replace("%2B", "+")
+        shutil.rmtree(tmp_path / "job")
 
 
 def test_strangers_reach_neither_our_machine_nor_our_secrets():
