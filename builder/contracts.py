@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import tomllib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from builder import atomic
 from builder.errors import ContractError
 from builder.series import Series
+from builder.syntax import parsed
 from builder.words import counted
 
 NAME = "contracts.toml"
@@ -116,11 +116,8 @@ def facts(contract: Contract, read: Callable[[str], bytes | None]) -> tuple[str,
     source = read(contract.path)
     if source is None:
         return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            node: ast.AST = ast.parse(source)
-    except (SyntaxError, ValueError):
+    node: ast.AST | None = parsed(source)
+    if node is None:
         return None
     for part in contract.name.split("."):
         below = next((child for child in _definitions(node) if part in _names(child)), None)

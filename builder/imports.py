@@ -8,10 +8,11 @@ a module, or a name that the module defines, imports or may hand out by ``__geta
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+
+from builder.syntax import parsed
 
 Read = Callable[[str], bytes | None]
 
@@ -65,7 +66,7 @@ def _fault(module: str, name: str, names: Callable[[str], frozenset[str] | None]
 
 def _imports(source: bytes | None) -> Iterator[tuple[int, tuple[str, str]]]:
     """Yield line, module and name of each import of vllm's; relative ones are upstream's own."""
-    tree = _parsed(source)
+    tree = None if source is None else parsed(source)
     if tree is None:
         return
     for node in _statements(tree):
@@ -101,17 +102,6 @@ def _bodies(node: ast.AST, skip: str = "") -> Iterator[ast.AST]:
             yield from below
 
 
-def _parsed(source: bytes | None) -> ast.Module | None:
-    if source is None:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(source)
-    except (SyntaxError, ValueError):
-        return None
-
-
 def _names_of(module: str, read: Read) -> frozenset[str] | None:
     """Return what a module defines at its top level ("*": perhaps more); None for no module."""
     base = module.replace(".", "/")
@@ -120,7 +110,7 @@ def _names_of(module: str, read: Read) -> frozenset[str] | None:
         source = read(f"{base}/__init__.py")
     if source is None:
         return None
-    tree = _parsed(source)
+    tree = parsed(source)
     if tree is None:
         return frozenset("*")
     names: set[str] = set()

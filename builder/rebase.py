@@ -33,6 +33,7 @@ from builder.rebase_state import (
 )
 from builder.repository import Git
 from builder.series import Series, read_series
+from builder.syntax import without_collector
 from builder.try_series import PatchTrial, Release, State, try_patch
 
 
@@ -234,7 +235,11 @@ def _advance(state: RebaseState, ground: _Ground) -> Finished:
     repository = ground.applied.repository
     base = ground.source.commit
     tree = folder_of(ground.project, state.onto) / "tree"
-    with using_repository(ground.cache), open_objects(repository, ground.cache) as objects:
+    with (
+        using_repository(ground.cache),
+        open_objects(repository, ground.cache) as objects,
+        without_collector(),
+    ):
         head = state.head(base)
         kept = f"refs/rebase/{state.onto}"
         if repository.resolve(head) is None:  # the cache is new; the work tree has them

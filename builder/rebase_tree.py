@@ -18,7 +18,8 @@ from builder.merging import CONFLICT
 from builder.patchfile import read_patch
 from builder.rebase_state import Stop, number_of
 from builder.repository import ATTRIBUTES, IDENTITY, Git
-from builder.try_series import FileTrial, PatchTrial, State, compile_fault
+from builder.syntax import compile_fault
+from builder.try_series import FileTrial, PatchTrial, State
 from builder.words import counted
 
 

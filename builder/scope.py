@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+from builder import syntax
 
 PYTHON = (".py", ".pyi")
 C_LIKE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".rs")
@@ -43,19 +44,23 @@ class Definition:
 
 def definitions(path: str, lines: Sequence[str]) -> tuple[Definition, ...] | None:
     """Return what is defined in a file, outer ones first; None where that cannot be read."""
-    text = "".join(lines)
     if path.endswith(PYTHON):
-        return _python(text)
-    return _braces(text) if path.endswith(C_LIKE) else None
+        return _python("".join(lines))
+    return _braces("".join(lines)) if path.endswith(C_LIKE) else None
 
 
 def definition_at(path: str, lines: Sequence[str], line: int) -> Definition | None:
     """Return the innermost definition around ``line`` (from 0)."""
+    return _innermost(definitions(path, lines) or (), path, lines, line)
+
+
+def _innermost(
+    known: Sequence[Definition], path: str, lines: Sequence[str], line: int
+) -> Definition | None:
     number = line + 1
     if path.endswith(PYTHON):  # Python ends a line at a lone carriage return, git does not
-        number += sum(len(_LONE_RETURN.findall(text)) for text in lines[:line])
-    around = [d for d in definitions(path, lines) or () if d.first <= number <= d.last]
-    return around[-1] if around else None
+        number += sum(len(_LONE_RETURN.findall(text)) for text in lines[:line] if "\r" in text)
+    return next((d for d in reversed(known) if d.first <= number <= d.last), None)
 
 
 def scope_at(path: str, lines: Sequence[str], line: int) -> str:
@@ -63,8 +68,9 @@ def scope_at(path: str, lines: Sequence[str], line: int) -> str:
 
     Where the definitions cannot be read, it is the nearest heading above.
     """
-    if definitions(path, lines) is not None:
-        found = definition_at(path, lines, line)
+    known = definitions(path, lines)
+    if known is not None:
+        found = _innermost(known, path, lines, line)
         return found.name if found else ""
     if not path.endswith((".py", *C_LIKE)):
         return ""
@@ -131,14 +137,13 @@ _WHICH = re.compile(r" \(\d+ of \d+\)(?: under `[^`]*`)?$")
 @lru_cache(maxsize=64)  # a patch's files, before and after, on two releases
 def _python(text: str) -> tuple[Definition, ...] | None:
     """Read the definitions from Python's syntax tree; None where the text has none."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # upstream's escapes in strings are not our matter
-            tree = ast.parse(text)
-        found = list(_walk(tree, "", ""))
-    except (SyntaxError, ValueError, RecursionError):
+    tree = syntax.parsed(text.encode("utf-8", "surrogateescape"))
+    if tree is None:
         return None
-    return _numbered(found)
+    try:
+        return _numbered(list(_walk(tree, "", "")))
+    except RecursionError:
+        return None
 
 
 def _numbered(found: list[tuple[Definition, str]]) -> tuple[Definition, ...]:

@@ -10,7 +10,6 @@ mean it. ``conflict``: everything else that wants a person, a half-upstreamed pa
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -22,6 +21,7 @@ from builder.locations import Cache
 from builder.objects import Objects, Tree
 from builder.patchfile import Patch
 from builder.releases import newer_than
+from builder.syntax import compile_fault
 from builder.upstreamed import Extent, Verdict, judge
 
 
@@ -315,19 +315,7 @@ def _does_not_compile(trial: FileTrial, before: bytes) -> str:
     """Say why the result is no Python, where the file was so before the patch."""
     if trial.result is None or not trial.path.endswith(".py"):
         return ""
-    if not trial.state.applies or compile_fault(before, trial.path):
+    fault = compile_fault(trial.result, trial.path) if trial.state.applies else ""
+    if not fault or compile_fault(before, trial.path):
         return ""
-    fault = compile_fault(trial.result, trial.path)
-    return f"with the patch it does not compile: {fault}" if fault else ""
-
-
-def compile_fault(source: bytes, path: str) -> str:
-    """Return why Python does not compile the text; "" where it does."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # not ast.parse: that takes a `return` outside a function
-            compile(source, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        return str(error)
-    return ""
+    return f"with the patch it does not compile: {fault}"

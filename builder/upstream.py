@@ -13,6 +13,7 @@ from builder.fetch import fetch
 from builder.imports import missing_imports
 from builder.locations import Cache, Project
 from builder.objects import Tree, open_objects
+from builder.syntax import without_collector
 from builder.trial_report import ReleaseTrials
 from builder.try_series import Release, State, try_series
 
@@ -34,7 +35,7 @@ def try_on(
         with using_repository(cache):
             source = from_sdist(pinned, sdist, cache)
         began = time.perf_counter()
-        with open_objects(source.repository, cache) as objects:
+        with without_collector(), open_objects(source.repository, cache) as objects:
             release = Release(objects, cache, applied.base, source.commit, (tag, onto))
             trials = tuple(try_series(release, entries))
             broken = breaches(contracts, release.read_new)

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 
 from builder import placement
 from builder.classify import Kind, kind_of
@@ -188,28 +189,50 @@ class _Upstream:
 
     def __init__(self, path: str, objects: Objects, old: str, new: str) -> None:
         self._path = path
-        self._changes: dict[tuple[str, str], list[Block]] = {}
-        before, after = objects.read(f"{old}:{path}"), objects.read(f"{new}:{path}")
-        if before is None or after is None or before == after:
-            return
-        self._lines = placement.split_lines(after)
-        for block in blocks(objects, before, after):
-            self._changes.setdefault(_text(block), []).append(block)
+        self._objects = objects
+        self._before = objects.read(f"{old}:{path}")
+        self._after = objects.read(f"{new}:{path}")
 
     def has(self, hunk: Hunk, after: bytes | None) -> bool:
         """Tell whether upstream made each change of the hunk, in the function the hunk means."""
-        if after is None or not self._changes:
+        if after is None or self._before is None or self._after in (None, self._before):
             return False
-        lines = placement.split_lines(after)
         # A blank line or a lone bracket comes and goes for many reasons.
         telling = [block for block in _hunk_blocks(hunk) if len("".join(_text(block))) >= 8]
-        return bool(telling) and all(
+        if not telling or not all(self._may_have(*_text(block)) for block in telling):
+            return False
+        lines = placement.split_lines(after)
+        return all(
             any(
                 self._scope(self._lines, theirs) == self._scope(lines, block)
                 for theirs in self._changes.get(_text(block), ())
             )
             for block in telling
         )
+
+    def _may_have(self, removed: str, added: str) -> bool:
+        """Rule out most blocks without a git process, which takes longer than all the rest."""
+        return removed in self._texts[0] and added in self._texts[1]
+
+    @cached_property
+    def _texts(self) -> tuple[str, str]:
+        """Both releases' files, without white space."""
+        before, after = (
+            "".join((data or b"").decode("utf-8", "surrogateescape").split())
+            for data in (self._before, self._after)
+        )
+        return before, after
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return placement.split_lines(self._after or b"")
+
+    @cached_property
+    def _changes(self) -> dict[tuple[str, str], list[Block]]:
+        found: dict[tuple[str, str], list[Block]] = {}
+        for block in blocks(self._objects, self._before or b"", self._after or b""):
+            found.setdefault(_text(block), []).append(block)
+        return found
 
     def _scope(self, lines: list[str], block: Block) -> str:
         return scope_of(self._path, lines, min(block.new_line, max(len(lines) - 1, 0)))
