@@ -159,7 +159,10 @@ def _status(*, as_json: bool) -> str:
                          f"--onto {state.onto}")  # fmt: skip
             continue
         folder = rebase_state.folder_of(State.project, state.onto) / "tree"
-        if rebase_tree.is_resolved(Git(folder), state.stop):
+        if not folder.exists():
+            lines.append(f"  {folder} is gone; it is made again, without what was resolved in it, "
+                         f"by: python -m builder rebase --continue --onto {state.onto}")  # fmt: skip
+        elif rebase_tree.is_resolved(Git(folder), state.stop):
             lines.append(f"  {state.stop.line} is resolved; next: python -m builder rebase "
                          f"--continue --onto {state.onto}")  # fmt: skip
         else:

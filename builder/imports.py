@@ -46,8 +46,8 @@ def missing_imports(
 
     found = []
     for path in sorted(path for path in paths if path.endswith(".py")):
-        before = {what for _, what in _imports(pristine(path))}
-        for line, (module, name) in _imports(patched(path)):
+        before = {what for _, what in _imports(path, pristine(path))}
+        for line, (module, name) in _imports(path, patched(path)):
             if (module, name) in before or module.startswith(_BUILT):
                 continue
             if fault := _fault(module, name, names):
@@ -57,27 +57,35 @@ def missing_imports(
 
 def _fault(module: str, name: str, names: Callable[[str], frozenset[str] | None]) -> str:
     known = names(module)
-    if known is None:
-        return f"there is no module {module}"
+    if known is None:  # a folder without __init__.py may hold the module all the same
+        is_there = bool(name) and names(f"{module}.{name}") is not None
+        return "" if is_there else f"there is no module {module}"
     if not name or name in known or "*" in known or names(f"{module}.{name}") is not None:
         return ""
     return f"{module} has no {name}"
 
 
-def _imports(source: bytes | None) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yield line, module and name of each import of vllm's; relative ones are upstream's own."""
+def _imports(path: str, source: bytes | None) -> Iterator[tuple[int, tuple[str, str]]]:
+    """Yield line, module and name of each import of vllm's."""
     tree = None if source is None else parsed(source)
     if tree is None:
         return
     for node in _statements(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            if node.module.partition(".")[0] == "vllm":
+        if isinstance(node, ast.ImportFrom):
+            module = _module_of(path, node)
+            if module.partition(".")[0] == "vllm":
                 for alias in node.names:
-                    yield node.lineno, (node.module, "" if alias.name == "*" else alias.name)
+                    yield node.lineno, (module, "" if alias.name == "*" else alias.name)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.partition(".")[0] == "vllm":
                     yield node.lineno, (alias.name, "")
+
+
+def _module_of(path: str, node: ast.ImportFrom) -> str:
+    """Return the full name of the module from which names are imported."""
+    above = path.split("/")[: -node.level] if node.level else []
+    return ".".join([*above, *([node.module] if node.module else [])])
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -9,6 +9,7 @@ change, with the difference that the patch makes: the same lines, in the same fu
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -120,24 +121,31 @@ def scope_of(path: str, lines: Sequence[str], line: int) -> str:
 
 
 def around(path: str, before: Sequence[str], line: int, now: Sequence[str], new_line: int) -> str:
-    """Say whether upstream changed the function around a line: "" where it did not.
+    """Say whether upstream changed a function around a line: "" where it did not.
 
     A function that upstream changed, or split in two, may not do any more what the patch relies on,
-    though the lines of the hunk are all there.
+    though the lines of the hunk are all there. So may one that another one holds.
     """
-    meant = scope.function_at(path, before, line)
-    found = scope.function_at(path, now, new_line)
-    if meant is None or found is None:
-        return ""
-    old, new = (
-        [text.strip() for text in lines[item.first - 1 : item.last] if text.strip()]
-        for lines, item in ((before, meant), (now, found))
+    functions = (
+        scope.functions_at(path, lines, at) for lines, at in ((before, line), (now, new_line))
     )
-    if old == new:
-        return ""
-    gone = len([text for text in old if text not in new])
-    come = len([text for text in new if text not in old])
-    return f"upstream changed {found.name} around it (+{come} -{gone} lines)"
+    for meant, found in zip(*functions, strict=False):
+        old, new = (
+            [text.strip() for text in lines[item.first - 1 : item.last] if text.strip()]
+            for lines, item in ((before, meant), (now, found))
+        )
+        if old != new:
+            gone = len([text for text in old if text not in new])
+            come = len([text for text in new if text not in old])
+            return f"upstream changed {found.name} around it (+{come} -{gone} lines)"
+    return ""
+
+
+def is_written_anew(before: Sequence[str], now: Sequence[str]) -> str:
+    """Say how little of a file is left, where it is less than half: it may be another file now."""
+    old, new = (Counter(text.strip() for text in lines if text.strip()) for lines in (before, now))
+    kept, size = (old & new).total(), old.total()
+    return f"{kept} of its {size} lines are left" if 2 * kept < size else ""
 
 
 def verify(

@@ -23,10 +23,20 @@ class Objects:
         self.repository = repository
         self.scratch = Git(scratch)
         self._process = process
-        self._known: dict[str, bytes | None] = {}
+        self._known: dict[str, tuple[bytes, bytes] | None] = {}
 
     def read(self, name: str) -> bytes | None:
         """Return the blob's bytes, or None where there is no such blob."""
+        found = self._look_up(name)
+        return found[1] if found is not None and found[0] == b"blob" else None
+
+    def is_folder(self, name: str) -> bool:
+        """Tell whether a folder has the name."""
+        found = self._look_up(name)
+        return found is not None and found[0] == b"tree"
+
+    def _look_up(self, name: str) -> tuple[bytes, bytes] | None:
+        """Return the type and the bytes of what has the name."""
         if name not in self._known:
             self._known[name] = self._ask(name)
         return self._known[name]
@@ -35,10 +45,10 @@ class Objects:
         """Return a blob by its full id; an abbreviated one might name another blob tomorrow."""
         return self.read(blob) if len(blob) == 40 else None
 
-    def _ask(self, name: str) -> bytes | None:
+    def _ask(self, name: str) -> tuple[bytes, bytes] | None:
         if "\n" in name:  # would be two questions
             result = self.repository.attempt("cat-file", "blob", name)
-            return None if result.returncode else result.stdout
+            return None if result.returncode else (b"blob", result.stdout)
         ask, answer = self._process.stdin, self._process.stdout
         assert ask is not None  # noqa: S101 - for the type checker
         assert answer is not None  # noqa: S101
@@ -48,7 +58,7 @@ class Objects:
         if len(fields) != 3 or not fields[2].isdigit():  # "NAME missing", "NAME ambiguous"
             return None
         data = answer.read(int(fields[2]) + 1)[:-1]
-        return data if fields[1] == b"blob" else None
+        return fields[1], data
 
 
 @contextmanager
@@ -80,6 +90,12 @@ class Tree:
         if path in self.changed:
             return self.changed[path]
         return self.objects.read(f"{self.commit}:{path}")
+
+    def is_folder(self, path: str) -> bool:
+        """Tell whether a folder has the name."""
+        below = f"{path}/"
+        added = any(p.startswith(below) and data is not None for p, data in self.changed.items())
+        return added or self.objects.is_folder(f"{self.commit}:{path}")
 
     def with_changes(self, changes: Mapping[str, bytes | None]) -> Tree:
         return replace(self, changed={**self.changed, **changes})

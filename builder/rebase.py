@@ -63,6 +63,7 @@ def begin(
     :raises RebaseStoppedError: a patch waits for a person; the state and the work tree are there.
     :raises RebaseStateError: one is under way, or ``onto`` has a series already.
     """
+    pin.load(project.pins, onto)  # what is no tag shall not become the name of a folder
     with _alone(project, onto):
         if rebase_state.load(project, onto) is not None:
             raise RebaseStateError(
@@ -79,9 +80,11 @@ def begin(
             drop=tuple(drop),
             auto_drop=auto_drop,
         )
+        ground = _ground(project, cache, state)
+        state = replace(state, base=ground.source.commit)
         rebase_tree.remove(folder_of(project, onto))  # of one that was killed before it began
         rebase_state.save(project, state)
-        return _advance(state, _ground(project, cache, state))
+        return _advance(state, ground)
 
 
 def go_on(
@@ -108,16 +111,16 @@ def go_on(
         )
         ground = _ground(project, cache, state)
         stop = state.stop
-        if stop is not None and stop.is_laid:
+        if stop is not None and stop.is_laid and (folder_of(project, onto) / "tree").exists():
             dropped = number_of(stop.line) in state.drop or (
-                state.auto_drop and stop.state == State.UPSTREAMED
+                state.auto_drop and stop.is_surely_upstream
             )
             if not dropped:
                 git = Git(folder_of(project, onto) / "tree")
                 commit = rebase_tree.take(git, stop)
                 done = Done(stop.line, stop.subject, RESOLVED, stop.reason, commit)
                 state = replace(state, done=(*state.done, done))
-        # a stop that was not laid is worked out and laid again
+        # a stop that was not laid, or whose work tree is gone, is worked out and laid again
         state = replace(state, stop=None)
         rebase_state.save(project, state)
         return _advance(state, ground)
@@ -226,6 +229,14 @@ def _ground(project: Project, cache: Cache, state: RebaseState) -> _Ground:
             next_step="restore the files, or python -m builder rebase --abort and begin anew",
         )
     source = pipeline.source_tree(pin.load(project.pins, state.onto), project, cache, None)
+    if state.base not in ("", source.commit):
+        raise RebaseStateError(
+            f"{state.onto} has been pinned anew since the rebase began: it is another release now",
+            where=str(project.pins / f"{state.onto}.toml"),
+            details=(f"begun on {state.base}", f"now      {source.commit}"),
+            next_step="restore the pin, or keep what you resolved in the work tree elsewhere, "
+            "python -m builder rebase --abort and begin anew",
+        )
     patches = read_patches(series.paths, cache)
     return _Ground(project, cache, series, applied, patches, source)
 
@@ -274,7 +285,7 @@ class _Walk:
         ):  # fmt: skip
             trial = try_patch(release, entry.line, patch, self.tree)
             told = entry.number in state.drop
-            if told or (trial.state is State.UPSTREAMED and state.auto_drop):
+            if told or (trial.is_surely_upstream and state.auto_drop):
                 word = "the maintainer's word" if told else "--auto-drop"
                 known = f"{word}; upstream has it: {trial.verdict.extent}, {trial.verdict.reason}"
                 self.done.append(Done(entry.line, patch.subject, DROPPED, known, None))
@@ -307,7 +318,8 @@ def _stop(state: RebaseState, ground: _Ground, release: Release, trial: PatchTri
     folder = folder_of(ground.project, state.onto)
     head = state.head(ground.source.commit)
     stop = Stop(trial.line, trial.patch.subject, str(trial.state), trial.reason, head, is_laid=False,
-                details=stop_details(release, trial, folder))  # fmt: skip
+                details=stop_details(release, trial, folder),
+                is_surely_upstream=trial.is_surely_upstream)  # fmt: skip
     refs = {
         f"refs/tags/{state.from_tag}": ground.applied.base,
         f"refs/tags/{state.onto}": ground.source.commit,

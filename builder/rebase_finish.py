@@ -102,7 +102,9 @@ def _write(
     new.mkdir(parents=True)
     target = project.patches / state.onto
     for kept in (*series.folder.glob("*.toml"), *(target.iterdir() if target.exists() else ())):
-        if kept.is_file() and kept.suffix != ".patch":
+        if kept.is_dir():
+            shutil.copytree(kept, new / kept.name, symlinks=True)
+        elif kept.suffix != ".patch":
             shutil.copyfile(kept, new / kept.name)
     git = source.repository
     numbers = (number_of(path.name) for path in project.patches.glob("*/[0-9]*.patch"))
@@ -181,6 +183,8 @@ def _prove(
 
 def _range_diff(applied: AppliedSeries, source: SourceTree, head: str) -> str:
     git: Git = source.repository
+    if applied.base == applied.head or source.commit == head:
+        return "one of the two is empty: there is nothing to compare"  # git takes no empty range
     result = git.run(
         "range-diff", "--no-color", f"{applied.base}..{applied.head}", f"{source.commit}..{head}"
     )

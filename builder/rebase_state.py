@@ -56,6 +56,7 @@ class Stop:
 
     :param head: the commit on which the work tree stands.
     :param is_laid: the work tree holds it; False only if the tool was killed on the way there.
+    :param is_surely_upstream: --auto-drop leaves it out.
     """
 
     line: str
@@ -65,6 +66,7 @@ class Stop:
     head: str
     is_laid: bool
     details: tuple[str, ...] = ()
+    is_surely_upstream: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class RebaseState:
     :param patches: each line of the old series with the sha256 of its file.
     :param drop: numbers of the patches that the maintainer said to drop.
     :param is_finishing: every patch is through; the new folder is being put in its place.
+    :param base: the commit of the release onto which it goes.
     """
 
     from_tag: str
@@ -84,6 +87,7 @@ class RebaseState:
     done: tuple[Done, ...] = ()
     stop: Stop | None = None
     is_finishing: bool = False
+    base: str = ""
 
     def head(self, base: str) -> str:
         """Return the last commit that was made, or ``base``."""

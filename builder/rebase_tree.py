@@ -6,6 +6,7 @@ so far (branch ``glm5/ONTO``). It needs nothing of the cache.
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from builder.commits import author_and_message
 from builder.edit import branch_of
 from builder.errors import PatchFormatError, RebaseStateError
 from builder.export import FORMAT_PATCH
-from builder.merging import CONFLICT
 from builder.patchfile import read_patch
 from builder.rebase_state import Stop, number_of
 from builder.repository import ATTRIBUTES, IDENTITY, Git
 from builder.syntax import compile_fault
 from builder.try_series import FileTrial, PatchTrial, State
 from builder.words import counted
+
+# One alone is enough: in a text nothing else tells that the rest of them went by mistake.
+_MARKER = re.compile(rb"^(?:<{7}|\|{7}|>{7})(?: .*)?$", re.MULTILINE)
 
 
 def make_tree(folder: Path, repository: Git, refs: dict[str, str], onto: str) -> Git:
@@ -49,26 +52,31 @@ def make_tree(folder: Path, repository: Git, refs: dict[str, str], onto: str) ->
 def lay(git: Git, trial: PatchTrial, head: str, onto: str) -> None:
     """Put the patch into the work tree on ``head``: what applies is staged, the rest is unmerged.
 
-    A file without an honest merge stays as upstream has it; git knows the three sides of each.
+    A file without an honest merge stays as upstream has it; git knows the three sides of each. Of a
+    patch that upstream has nothing is staged: to keep it takes a person's word. What upstream's own
+    .gitignore hides stays: nobody was asked about it.
     """
     git.run("checkout", "--quiet", "--force", "-B", branch_of(onto), head)
     git.run("reset", "--quiet", "--hard", head)
-    git.run("clean", "--quiet", "-ffdx")
+    git.run("clean", "--quiet", "-ffd")
     stages: list[bytes] = []
     staged: list[str] = []
+    executables = {c.path for c in trial.patch.changes if not c.old_path and c.mode == "100755"}
     for path, data in trial.changes.items():
         file = git.folder / path
         if data is None:
-            file.unlink(missing_ok=True)
+            if not file.exists():
+                continue
+            file.unlink()
         else:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
+            if path in executables:
+                file.chmod(0o755)
         staged.append(path)
-    if staged:
-        git.run("add", "--force", "--all", "--", *(f":(literal){path}" for path in staged))
-    for path, mode in _new_executables(trial):
-        git.run("update-index", f"--chmod={'+x' if mode == '100755' else '-x'}", "--", path)
     if trial.state is not State.UPSTREAMED:
+        if staged:
+            git.run("add", "--force", "--all", "--", *(f":(literal){path}" for path in staged))
         for file_trial, change in zip(trial.files, trial.patch.changes, strict=True):
             if not file_trial.state.applies and file_trial.state is not State.UPSTREAMED:
                 sides = (change.old_blob, _blob(git, head, file_trial.path), change.new_blob)
@@ -77,14 +85,6 @@ def lay(git: Git, trial: PatchTrial, head: str, onto: str) -> None:
         git.run("update-index", "-z", "--index-info", stdin=b"".join(stages))
     message = author_and_message(git, _old_commit(git, trial))[1]
     (git.folder / ".git" / "MERGE_MSG").write_bytes(message)
-
-
-def _new_executables(trial: PatchTrial) -> list[tuple[str, str]]:
-    return [
-        (change.path, change.mode)
-        for change in trial.patch.changes
-        if change.old_path is None and change.mode == "100755" and change.path in trial.changes
-    ]
 
 
 def _unmerged(git: Git, file: FileTrial, sides: tuple[str, str, str], mode: str) -> list[bytes]:
@@ -209,7 +209,9 @@ def _check(git: Git, stop: Stop, tree: str, again: str) -> None:
     faults = []
     for path in changed:
         data = git.run("cat-file", "blob", f"{tree}:{path}")
-        if CONFLICT.search(data.decode("utf-8", "surrogateescape")):
+        if set(_MARKER.findall(data)) - set(
+            _MARKER.findall(git.blob(f"{stop.head}:{path}") or b"")
+        ):
             faults.append(f"{path}: a conflict marker is left")
         elif path.endswith(".py") and (fault := compile_fault(data, path)):
             faults.append(f"{path}: it does not compile: {fault}")

@@ -51,16 +51,16 @@ def definitions(path: str, lines: Sequence[str]) -> tuple[Definition, ...] | Non
 
 def definition_at(path: str, lines: Sequence[str], line: int) -> Definition | None:
     """Return the innermost definition around ``line`` (from 0)."""
-    return _innermost(definitions(path, lines) or (), path, lines, line)
+    return next(_around(definitions(path, lines) or (), path, lines, line), None)
 
 
-def _innermost(
+def _around(
     known: Sequence[Definition], path: str, lines: Sequence[str], line: int
-) -> Definition | None:
+) -> Iterator[Definition]:
     number = line + 1
     if path.endswith(PYTHON):  # Python ends a line at a lone carriage return, git does not
         number += sum(len(_LONE_RETURN.findall(text)) for text in lines[:line] if "\r" in text)
-    return next((d for d in reversed(known) if d.first <= number <= d.last), None)
+    return (d for d in reversed(known) if d.first <= number <= d.last)
 
 
 def scope_at(path: str, lines: Sequence[str], line: int) -> str:
@@ -70,20 +70,17 @@ def scope_at(path: str, lines: Sequence[str], line: int) -> str:
     """
     known = definitions(path, lines)
     if known is not None:
-        found = _innermost(known, path, lines, line)
+        found = next(_around(known, path, lines, line), None)
         return found.name if found else ""
     if not path.endswith((".py", *C_LIKE)):
         return ""
     return name_in(path, heading_at(path, lines, line))
 
 
-def function_at(path: str, lines: Sequence[str], line: int) -> Definition | None:
-    """Return the function around ``line`` (from 0).
-
-    None outside of functions (a class is none) and where there is no syntax tree.
-    """
-    found = definition_at(path, lines, line) if path.endswith(PYTHON) else None
-    return found if found and found.is_function else None
+def functions_at(path: str, lines: Sequence[str], line: int) -> tuple[Definition, ...]:
+    """Return the functions around ``line`` (from 0), the innermost first; a class is none."""
+    around = _around(definitions(path, lines) or (), path, lines, line)
+    return tuple(definition for definition in around if definition.is_function)
 
 
 def without_which(name: str) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from builder import atomic, merging, placement
+from builder.clashes import clash
 from builder.diff import FileChange
 from builder.errors import MisplacedHunkError, PatchConflictError
 from builder.locations import Cache
@@ -94,6 +95,16 @@ class PatchTrial:
     after: tuple[str, ...] = ()
 
     @property
+    def is_surely_upstream(self) -> bool:
+        """Tell whether nobody has to look: its probe says so, or upstream has it in the same place.
+
+        A line of the patch that upstream has elsewhere in the function may be another matter.
+        """
+        by_probe = not self.verdict.there
+        still_applies = all(file.state.applies for file in self.files)
+        return self.state is State.UPSTREAMED and (by_probe or not still_applies)
+
+    @property
     def changes(self) -> dict[str, bytes | None]:
         """Return what the files that apply become."""
         made: dict[str, bytes | None] = {}
@@ -123,6 +134,10 @@ class Release:
     def read_new(self, path: str) -> bytes | None:
         """Return a file of the new release as upstream made it."""
         return self.objects.read(f"{self.new}:{path}")
+
+    def read_old(self, path: str) -> bytes | None:
+        """Return a file of the old release as upstream made it."""
+        return self.objects.read(f"{self.old}:{path}")
 
     def why_it_lacks_a_file(self) -> str:
         """Return the reason in a user's words: a backport goes to an older release."""
@@ -183,19 +198,29 @@ def try_patch(release: Release, line: str, patch: Patch, tree: Tree) -> PatchTri
     reasons = [f"{f.path}: {f.reason}" for f in files if f.state is worst and f.reason]
     if verdict.extent is Extent.FULL:
         reason = verdict.reason
-        if worst.applies and not verdict.there:
+        if worst.applies:
             reason += f"; yet it applies ({worst}): look whether upstream's does the same"
         return PatchTrial(line, patch, State.UPSTREAMED, reason, verdict, files)
     if verdict.extent is Extent.PARTIAL:
+        halves = {unit.rpartition(", ")[0] for unit in verdict.there}
+        files = tuple(_halved(file) if file.path in halves else file for file in files)
         return PatchTrial(line, patch, State.CONFLICT, verdict.reason, verdict, files)
     return PatchTrial(line, patch, worst, "; ".join(reasons), verdict, files)
+
+
+def _halved(file: FileTrial) -> FileTrial:
+    """Leave to a person a file that takes the change, of which upstream has a part elsewhere in it."""
+    if not file.state.applies:
+        return file
+    reason = f"it applies ({file.state}), and upstream has a part of it: that would be there twice"
+    return replace(file, state=State.CONFLICT, reason=reason, result=None, marked=file.result)
 
 
 def _try_change(release: Release, change: FileChange, tree: Tree) -> FileTrial:
     path = change.path
     current = tree.read(change.old_path or path)
     if change.old_path is None:
-        return _try_added(change, current)
+        return _try_added(release, change, current, tree)
     target = change.old_path
     moved_to = None
     if current is None and (moved_to := release.renamed(change.old_path)):
@@ -204,6 +229,10 @@ def _try_change(release: Release, change: FileChange, tree: Tree) -> FileTrial:
         if change.new_path is None:
             return FileTrial(path, path, State.UPSTREAMED, "upstream deleted the file too")
         return FileTrial(path, path, State.CONFLICT, release.why_it_lacks_a_file())
+    if change.new_path not in (None, change.old_path) and (
+        refused := _try_renamed(release, change, moved_to, tree)
+    ):
+        return refused
     base = release.objects.read_id(change.old_blob)
     if change.new_path is None:
         if current == base:
@@ -211,6 +240,8 @@ def _try_change(release: Release, change: FileChange, tree: Tree) -> FileTrial:
         return FileTrial(path, path, State.CONFLICT, "it deletes a file that upstream changed")
     result_path = moved_to or change.new_path
     trial = _strictly(release, change, current, base, result_path)
+    if base is not None and (fault := _is_another_file(trial, base, current)):
+        return replace(trial, state=State.MISPLACED, reason=fault, result=None, hunks=())
     if moved_to and trial.state.applies:
         trial = replace(trial, state=State.MERGED)
     if moved_to:
@@ -221,11 +252,44 @@ def _try_change(release: Release, change: FileChange, tree: Tree) -> FileTrial:
     return trial
 
 
-def _try_added(change: FileChange, current: bytes | None) -> FileTrial:
+def _is_another_file(trial: FileTrial, base: bytes, current: bytes) -> str:
+    """Say why a file that kept its name is another one, where no function tells the place.
+
+    Upstream moves the code to another file and leaves one that imports it under the old name: the
+    licence and the first imports are the same lines in both.
+    """
+    if not trial.state.applies or any(hunk.scope for hunk in trial.hunks) or not trial.hunks:
+        return ""
+    left = merging.is_written_anew(placement.split_lines(base), placement.split_lines(current))
+    return f"upstream wrote the file anew ({left}), and no function tells the place" if left else ""
+
+
+def _try_renamed(
+    release: Release, change: FileChange, moved_to: str | None, tree: Tree
+) -> FileTrial | None:
+    """Try a file that the patch itself renames; None where its hunks decide."""
+    path, old_path = change.path, change.old_path or change.path
+    if moved_to == path:
+        there = f"upstream renamed {old_path} to {path} too"
+        return None if change.hunks else FileTrial(path, old_path, State.UPSTREAMED, there)
+    if moved_to is not None:
+        reason = f"upstream renamed {old_path} to {moved_to}, the patch to {path}"
+    elif tree.read(path) is not None:
+        reason = "upstream has another file of that name"
+    else:
+        reason = clash(path, tree, release.read_old)
+    return FileTrial(path, old_path, State.CONFLICT, reason) if reason else None
+
+
+def _try_added(
+    release: Release, change: FileChange, current: bytes | None, tree: Tree
+) -> FileTrial:
     path = change.path
     text = "".join(line for hunk in change.hunks for line in hunk.postimage)
     data = text.encode("utf-8", "surrogateescape")
     if current is None:
+        if reason := clash(path, tree, release.read_old):
+            return FileTrial(path, path, State.CONFLICT, reason)
         return FileTrial(path, path, State.CLEAN, result=data)
     if current == data:
         return FileTrial(path, path, State.UPSTREAMED, "upstream has the same file")
@@ -255,7 +319,7 @@ def _strictly(
                 merging.scope_of(path, text, at)
                 for text, at in ((before, old_line), (lines, item.line + touched))
             )
-            if item.offset and meant != now:
+            if meant != now:
                 refused = MisplacedHunkError(
                     f"the hunk belongs to {meant or 'the top level'}, but its lines now stand in "
                     f"{now or 'the top level'} (line {item.line + 1})",

@@ -136,6 +136,9 @@ def _content(
         return (whole, []) if is_there else ([], whole)
     if change.new_path is None:
         return (whole, []) if current is None else ([], whole)
+    if not change.hunks:  # it is only renamed
+        is_there = current is not None and tree.read(change.old_path) is None
+        return (whole, []) if is_there else ([], whole)
     names = [f"{change.path}, hunk {hunk.number}" for hunk in change.hunks]
     if current is None:
         return [], names

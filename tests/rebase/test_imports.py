@@ -19,6 +19,7 @@ UPSTREAM = {
     "vllm/pack/__init__.py": "",
     "vllm/pack/part.py": "x: int = 1\n",
     "vllm/broken.py": "def (:\n",
+    "vllm/plain/ours.py": "x = 1\n",
 }
 
 
@@ -44,7 +45,9 @@ def faults(text, **changed):
         "from vllm.core import *\n",
         "from vllm.broken import what\n",
         "import vllm._C\nfrom vllm._version import version\n",
-        "import torch\nfrom torch import nothing\nfrom . import nothing\n",
+        "import torch\nfrom torch import nothing\n",
+        "from . import core\nfrom .core import Engine\nfrom .pack.part import x\n",
+        "from vllm.plain import ours\n",  # a folder without __init__.py
         "from vllm_other import x\n",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from vllm.gone import x\n",
         "import typing\nif typing.TYPE_CHECKING:\n    import vllm.gone\n",
@@ -62,6 +65,9 @@ def test_what_is_there(text):
         ("from vllm.core import inner\n", [(1, "vllm.core has no inner")]),
         ("from vllm.late import hidden\n", [(1, "vllm.late has no hidden")]),
         ("from vllm import gone\n", [(1, "vllm has no gone")]),
+        ("from . import gone\n", [(1, "vllm has no gone")]),
+        ("from .gone import x\n", [(1, "there is no module vllm.gone")]),
+        ("from vllm.plain import gone\n", [(1, "there is no module vllm.plain")]),
         ("def f():\n    from vllm.gone import x\n", [(2, "there is no module vllm.gone")]),
         ("if True:\n    from vllm.pack import other\n", [(2, "vllm.pack has no other")]),
         (

@@ -165,6 +165,15 @@ def no_python(user):
     user.git("add", OTHER)
 
 
+def half_a_marker(user):
+    """In a text without a syntax nothing else tells."""
+    data = (user.folder / OTHER).read_text()
+    user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED)})
+    left = [line for line in data.splitlines(keepends=True) if not line.startswith("<<<<<<<")]
+    user.write({"docs/x.md": "".join(left)})
+    user.git("add", OTHER, "docs/x.md")
+
+
 def two_commits(user):
     user.commit({OTHER: "a = 1\n"}, "one\n")
     user.commit({OTHER: "a = 2\n"}, "two\n")
@@ -198,6 +207,7 @@ def link(user):
         (untracked, "neither staged nor committed"),
         (nothing, "nothing would be left"),
         (markers, "conflict marker"),
+        (half_a_marker, "docs/x.md: a conflict marker is left"),
         (no_python, "does not compile"),
         (two_commits, "other commits"),
     ],
@@ -252,6 +262,48 @@ def test_a_series_that_changed_meanwhile(stopping):
     stopping.rebase("--continue")
 
 
+def test_a_release_that_was_pinned_anew_meanwhile(stopping):
+    """The commits so far stand on the release that it was before."""
+    stopping.begin(code=30)
+    resolve(stopping)
+    before = stopping.patches()
+    pin = stopping.fork.project.pins / f"{NEW}.toml"
+    good = pin.read_bytes()
+    stopping.fork.release(stopping.new | {"vllm/more.py": "a = 1\n"}, NEW)
+    assert "pinned anew" in stopping.rebase("--continue", code=31).stderr
+    assert stopping.patches() == before
+    assert stopping.user.git("status", "--porcelain").decode() == f"M  {OTHER}\n"
+    pin.write_bytes(good)
+    stopping.rebase("--continue")
+    assert len(stopping.fork.series(NEW).entries) == 3
+
+
+def test_a_work_tree_that_is_gone_is_made_again(stopping):
+    stopping.begin(code=30)
+    shutil.rmtree(stopping.tree)
+    said = stopping.rebase("--status").stdout
+    assert "is gone" in said
+    assert "--continue" in said
+    assert "0002-hook.patch" in stopping.rebase("--continue", code=30).stderr
+    resolve(stopping)
+    stopping.rebase("--continue")
+    assert len(stopping.fork.series(NEW).entries) == 3
+
+
+def test_what_git_does_not_list_is_not_thrown_away(moving):
+    """Notes, a build, an environment: upstream's own .gitignore hides them from git status."""
+    files = {PATH: ENGINE, OTHER: ENGINE, ".gitignore": "*.log\n"}
+    taken = {path: edit(ENGINE, TAKEN) for path in (PATH, OTHER)}
+    case = moving(
+        files, files | taken, *((path[5:-3], {path: edit(ENGINE, HOOK)}) for path in taken)
+    )
+    case.begin(code=30)
+    case.user.write({PATH: edit(edit(ENGINE, TAKEN), RESOLVED), "notes.log": "mine\n"})
+    case.user.git("add", PATH)
+    case.rebase("--continue", code=30)
+    assert (case.tree / "notes.log").read_text() == "mine\n"
+
+
 def test_a_damaged_state_is_said_and_can_be_aborted(stopping):
     before = stopping.patches()
     stopping.begin(code=30)
@@ -298,6 +350,8 @@ def test_what_cannot_begin(stopping):
     before = stopping.patches()
     stopping.rebase("--from", OLD, "--onto", "v9.9.9", code=3)
     stopping.rebase("--from", "v9.9.9", "--onto", NEW, code=3)
+    stopping.rebase("--from", OLD, "--onto", "../outside", code=3)
+    assert list(stopping.fork.project.root.glob("outside*")) == []
     stopping.rebase("--from", OLD, "--onto", OLD, code=31)
     assert "0009" in stopping.begin("--drop", "9", code=31).stderr
     stopping.rebase(code=2)
@@ -309,6 +363,9 @@ def test_what_cannot_begin(stopping):
 def test_settings_travel_and_an_empty_series_is_replaced(smooth):
     (smooth.fork.folder(OLD) / "settings.toml").write_text("alias = true\n")
     assert (smooth.fork.folder(NEW) / "series").read_bytes() == b""
+    (smooth.fork.folder(NEW) / "notes").mkdir()
+    (smooth.fork.folder(NEW) / "notes" / "plan.txt").write_text("mine\n")
     smooth.begin()
     assert smooth.fork.series(NEW).requires_alias
     assert len(smooth.fork.series(NEW).entries) == 4
+    assert (smooth.fork.folder(NEW) / "notes" / "plan.txt").read_text() == "mine\n"

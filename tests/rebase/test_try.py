@@ -100,6 +100,87 @@ def test_a_function_split_in_two_with_the_hook_in_the_new_half(moving):
     assert PATH not in trial.changes
 
 
+def test_a_function_defined_again_below(moving):
+    """Python takes the second one: the hook stands in its function, and nobody calls that."""
+    again = ENGINE + "\n\ndef serve(engine):\n    return engine.other()\n"
+    case = moving({PATH: ENGINE}, {PATH: again}, PATCH)
+    status, _ = case.git_am(threeway=False)
+    assert status == 0
+    trial = case.trial()
+    assert trial.state is State.MISPLACED
+    assert "serve (1 of 2)" in trial.reason
+
+
+def test_a_class_renamed_and_another_of_its_name(moving):
+    patch = ("size", {PATH: edit(ENGINE, ("        self.size = 2\n", "        self.size = 3\n"))})
+    new = ENGINE.replace("class Worker:", "class WorkerBase:")
+    new += "\n\nclass Worker(WorkerBase):\n    def start(self):\n        return 3\n"
+    trial = moving({PATH: ENGINE}, {PATH: new}, patch).trial()
+    assert trial.state is State.MISPLACED
+    assert "WorkerBase.start" in trial.reason
+
+
+NESTED = """\
+def outer(x):
+    def inner(y):
+        a = 1
+        b = 2
+        c = 3
+        return y
+    d = 4
+    e = 5
+    f = 6
+    return inner
+"""
+KERNEL = """\
+int add(int a, int b) {
+  int x = 1;
+  int y = 2;
+  int z = 3;
+  int w = 4;
+  int v = 5;
+  return a + b;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "hook", "below", "function"),
+    [
+        (PATH, NESTED, "        b = 2\n", ("return inner", "return None"), "outer"),
+        ("csrc/x.cu", KERNEL, "  int y = 2;\n", ("a + b;", "a - b;"), "int add"),
+    ],
+    ids=["the function around the function", "C++"],
+)
+def test_upstream_changed_what_the_hook_stands_in(moving, path, old, hook, below, function):
+    """Its line is the same, and what is around it in the hunk."""
+    trial = moving({path: old}, {path: edit(old, below)},
+                   ("hook", {path: edit(old, (hook, f"{hook}{hook.replace('2', '7')}"))})).trial()  # fmt: skip
+    assert trial.state is State.MOVED
+    (at,) = trial.files[0].hunks
+    assert at.offset == 0
+    assert f"upstream changed {function}" in at.around
+    same = moving({path: old}, {path: old + "\n"},
+                  ("hook", {path: edit(old, (hook, f"{hook}{hook.replace('2', '7')}"))})).trial()  # fmt: skip
+    assert same.state is State.CLEAN
+
+
+def test_a_file_that_upstream_moved_and_left_another_in_its_place(moving):
+    """The licence and the imports stand in both; git takes the one that has the name."""
+    licence = "# SPDX-License-Identifier: Apache-2.0\n# SPDX-FileCopyrightText: vLLM\n\nimport os\n"
+    old = licence + ENGINE.partition("import os\n")[2]
+    new = {PATH: f"{licence}\n\nfrom vllm.core.engine import *\n", "vllm/core/engine.py": old}
+    changed = edit(old, ("Text: vLLM\n", "Text: vLLM\n# Changed by us.\n"))
+    case = moving({PATH: old}, new, ("say so", {PATH: changed}))
+    status, _ = case.git_am(threeway=False)
+    assert status == 0
+    trial = case.trial()
+    assert trial.state is State.MISPLACED
+    assert "wrote the file anew" in trial.reason
+    kept = moving({PATH: old}, {PATH: edit(old, HOOK)}, ("say so", {PATH: changed}))
+    assert kept.trial().state is State.CLEAN
+
+
 def test_a_function_split_in_two_with_the_hook_in_the_old_half(moving):
     case = moving({PATH: ENGINE}, {PATH: SPLIT}, ("hook", {PATH: edit(ENGINE, (
         "def serve(engine):\n", "def serve(engine):\n    engine.hook()\n"))}))  # fmt: skip

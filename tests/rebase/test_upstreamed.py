@@ -126,6 +126,54 @@ def test_half_of_it_is_a_conflict(moving, half):
     assert case.patches() == before
 
 
+FURTHER_DOWN = ("        request.answer()\n    engine.close()\n",
+                "        request.answer()\n    engine.hook(name)\n    engine.close()\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_half_of_it_elsewhere_in_the_function_takes_a_persons_word(moving, kept):
+    """Every hunk applies, and one would do twice what upstream does."""
+    case = moving({PATH: ENGINE}, {PATH: edit(ENGINE, FURTHER_DOWN)}, ("both", {PATH: BOTH}))
+    status, read = case.git_am(threeway=False)
+    assert (status, read(PATH).count(b"engine.hook(name)")) == (0, 2)
+    said = case.begin(code=30).stderr
+    assert "upstream has 1 of its 2 hunks" in said
+    assert "would be there twice" in said
+    assert "is resolved" not in case.rebase("--status").stdout
+    case.rebase("--continue", code=31)
+    mine = BOTH if kept else edit(ENGINE, LOAD)
+    case.user.write({PATH: edit(mine, FURTHER_DOWN)})
+    case.user.git("add", PATH)
+    case.rebase("--continue")
+    assert case.result(PATH) == edit(mine, FURTHER_DOWN)
+
+
+@pytest.mark.parametrize(
+    ("new", "probe"),
+    [
+        (edit(ENGINE, FURTHER_DOWN), "never [it is our own]"),
+        (edit(ENGINE, ("        self.size = 2\n", "        self.prepared = 2\n")), PROBE),
+    ],
+    ids=["its lines, elsewhere", "its probe"],
+)
+def test_upstreamed_and_yet_it_applies(moving, new, probe):
+    """Neither kept nor dropped unless somebody says so; the author's probe is such a word."""
+    patch = ("hook", {PATH: edit(ENGINE, HOOK)}, probe)
+    case = moving({PATH: ENGINE}, {PATH: new}, patch)
+    said = case.begin(code=30).stderr
+    assert "yet it applies" in said
+    assert "is resolved" not in case.rebase("--status").stdout
+    case.rebase("--continue", code=31)
+    if probe == PROBE:
+        case.rebase("--continue", "--auto-drop")
+        assert case.fork.series(NEW).entries == ()
+        return
+    case.rebase("--continue", "--auto-drop", code=31)
+    case.user.git("add", "--all")
+    case.rebase("--continue", "--auto-drop")
+    assert case.result(PATH) == edit(new, HOOK)
+
+
 def test_only_its_test_is_not_upstream(moving):
     changes = {PATH: edit(ENGINE, HOOK), "tests/test_hook.py": "def test_hook():\n    pass\n"}
     trial = moving({PATH: ENGINE}, {PATH: edit(ENGINE, HOOK)}, ("hook", changes)).trial()
