@@ -42,6 +42,7 @@ class ReleaseFile:
     sha256: str | None
     size: int | None
     requires_python: str | None
+    is_yanked: bool = False
 
 
 def redacted(text: str) -> str:
@@ -134,6 +135,7 @@ def release_files(project: str, version: str, settings: IndexSettings) -> list[R
                 sha256=package.digests.get("sha256"),
                 size=package.size,
                 requires_python=package.requires_python,
+                is_yanked=package.is_yanked,
             )
             for package in page.packages
             if package.version and _is_version(package.version, Version(version))

@@ -37,6 +37,7 @@ def make_pin(tag: str, cache: Cache) -> Pin:
     files = package_index.release_files(
         UPSTREAM_DISTRIBUTION, canonicalize_version(version, strip_trailing_zero=False), settings
     )
+    files = _kept_by_upstream(files, version)
     wheels = {
         arch: _with_size(chosen, settings)
         for arch in ARCHITECTURES
@@ -71,6 +72,21 @@ def make_pin(tag: str, cache: Cache) -> Pin:
         sdist=PinnedFile(sdist.name, path.stat().st_size, sdist.sha256),
         wheels=wheels,
     )
+
+
+def _kept_by_upstream(files: list[ReleaseFile], version: str) -> list[ReleaseFile]:
+    """Leave out what upstream has yanked: pip takes it for nobody who does not name the version.
+
+    :raises PinError: that is all of the release.
+    """
+    kept = [file for file in files if not file.is_yanked]
+    if not kept:
+        raise PinError(
+            "upstream has yanked the release",
+            where=f"{UPSTREAM_DISTRIBUTION} {version}",
+            next_step="see why on upstream's release page; then pin the release that replaces it",
+        )
+    return kept
 
 
 def official_wheel(files: list[ReleaseFile], arch: str) -> ReleaseFile | None:

@@ -28,9 +28,18 @@ def released_tags() -> list[str]:
 
 
 def newer_than(tag: str, tags: list[str]) -> list[str]:
-    """Return those of ``tags`` that are newer releases than ``tag``, oldest first."""
-    from packaging.version import Version  # noqa: PLC0415
+    """Return those of ``tags`` that are newer releases than ``tag``, oldest first.
 
+    :raises UnknownTagError: ``tag`` is none.
+    """
+    from packaging.version import InvalidVersion, Version  # noqa: PLC0415
+
+    try:
+        Version(tag)
+    except InvalidVersion as error:
+        raise UnknownTagError(
+            f"{tag!r} is no release", next_step="upstream's release tags look like v0.20.2"
+        ) from error
     return sorted((other for other in tags if Version(other) > Version(tag)), key=Version)
 
 

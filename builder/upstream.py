@@ -25,6 +25,8 @@ def try_on(
 
     :raises BuilderError: the series does not apply to its own release, or a release cannot be had.
     """
+    if not tags:
+        return
     _, series, applied = pipeline.applied_series(tag, project, cache)
     patches = read_patches(series.paths, cache)
     entries = [(entry.line, patch) for entry, patch in zip(series.entries, patches, strict=True)]

@@ -57,6 +57,7 @@ class PackageServer:
     absolute_links: bool = False
     credentials: str | None = None
     page_status: int | None = None
+    yanked: set[str] = field(default_factory=set)
     faults: dict[str, list[Fault]] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
     pages: int = 0
@@ -92,6 +93,7 @@ class PackageServer:
         self.files = {project: dict(files) for project, files in self.original.items()}
         self.json_pages, self.with_hashes, self.ranges = False, True, True
         self.absolute_links, self.credentials, self.page_status, self.pages = False, None, None, 0
+        self.yanked.clear()
         self.faults.clear()
         self.served.clear()
 
@@ -160,6 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
                             "url": url,
                             "size": size,
                             "hashes": {"sha256": digest} if index.with_hashes else {},
+                            "yanked": name in index.yanked,
                         }
                         for name, url, digest, size in rows
                     ],
@@ -168,7 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             kind = "text/html"
             links = [
-                f'<a href="{url}{f"#sha256={digest}" if index.with_hashes else ""}">{name}</a><br>'
+                f'<a href="{url}{f"#sha256={digest}" if index.with_hashes else ""}"'
+                f"{' data-yanked' if name in index.yanked else ''}>{name}</a><br>"
                 for name, url, digest, _ in rows
             ]
             page = "<!DOCTYPE html><html><body>\n" + "\n".join(links) + "</body></html>"

@@ -89,6 +89,25 @@ def test_what_cannot_be_pinned(user, tag, code, words):
     assert [p.name for p in (user.project / "upstream").iterdir()] == ["v9.1.0.toml"]
 
 
+@pytest.mark.parametrize("json_pages", [False, True], ids=["html", "json"])
+def test_what_upstream_yanked_is_not_pinned(user, index, json_pages):
+    """pip does not take such a file either; a pin that was made before goes on working."""
+    index.json_pages = json_pages
+    path = user.project / "upstream" / "v9.1.0.toml"
+    before = path.read_bytes()
+    build = next(n for n in index.files["vllm"] if n.startswith("vllm-9.1.0-10-"))
+    index.yanked = {build}
+    said = user.fails(18, "pin", madeup.TAG)
+    assert build in said
+    user.ok("pin", madeup.TAG, "--force")
+    assert not pinned(user)["wheels"]["x86_64"]["file"].startswith("vllm-9.1.0-10-")
+    path.write_bytes(before)
+    index.yanked = {name for name in index.files["vllm"] if name.startswith("vllm-9.1.0")}
+    assert "yanked" in user.fails(18, "pin", madeup.TAG)
+    assert path.read_bytes() == before
+    user.ok("--tag", madeup.TAG)
+
+
 def test_an_index_without_hashes_is_refused(user, index):
     index.with_hashes = False
     assert "no sha256" in user.fails(18, "pin", madeup.TAG)

@@ -86,11 +86,27 @@ def test_a_second_time_without_the_index(case, server):
     assert case.fork.run("upstream", "--tag", OLD, code=5).stderr.count("next:") == 1
 
 
+def test_what_is_yanked_is_none_to_follow(case, server):
+    server.yanked = {name for name in server.files["vllm"] if "-1.10.0" in name}
+    said = case.fork.run("upstream", "--tag", OLD, "--json", PIP_INDEX_URL=server.url).stdout
+    assert [release["tag"] for release in json.loads(said)["releases"]] == ["v1.4.0"]
+    assert "yanked" in case.fork.run(
+        "upstream", "--tag", OLD, "--onto", "v1.10.0", code=18, PIP_INDEX_URL=server.url
+    ).stderr  # fmt: skip
+
+
+def test_since_what_is_no_release(case, server):
+    said = case.fork.run("upstream", "--since", "main", code=3, PIP_INDEX_URL=server.url).stderr
+    assert "'main' is no release" in said
+
+
 def test_nothing_is_newer(case, server):
     said = case.fork.run(
         "upstream", "--tag", OLD, "--since", "v1.10.0", PIP_INDEX_URL=server.url
     ).stdout
     assert "no newer release" in said
+    # an answer that needs no source: nothing is fetched, imported or applied for it
+    assert not case.fork.cache.repository.exists()
 
 
 def test_a_release_that_does_not_exist(case, server):
