@@ -73,9 +73,14 @@ def says_disk_full(lines: Iterable[str], where: Path) -> bool:
         return True
     if not hold(_WRITE_FAILED) or hold(tuple(map(os.strerror, _OTHER_CAUSES))):
         return False
+    return is_nearly_full(where)
+
+
+def is_nearly_full(where: Path, room: int = _NEARLY_FULL) -> bool:
+    """Tell whether the disk has less than ``room`` bytes: for programs that do not say so."""
     existing = next(p for p in (where, *where.parents) if p.exists())
     disk = os.statvfs(existing)
-    return _is_without_inodes(disk) or disk.f_bavail * disk.f_frsize < _NEARLY_FULL
+    return _is_without_inodes(disk) or disk.f_bavail * disk.f_frsize < room
 
 
 def sync_folder(folder: Path) -> None:

@@ -73,6 +73,8 @@ def read_patch(file: Path, scratch: Path) -> Patch:
             raise refused(file, f"git cannot read it as a mail: {said}", EXPORT_IT)
         applied = (folder / "diff").read_bytes()
         if not (applied and raw.endswith(applied)):  # what is reviewed has to be what git applies
+            if applied in raw and atomic.is_nearly_full(folder, 2 * len(raw)):
+                raise atomic.disk_full_error(folder)  # mailinfo cuts the file and says nothing
             raise refused(
                 file,
                 "its text is not what git would apply: the mail is encoded (base64, "
