@@ -36,7 +36,9 @@ from builder.words import counted
 class Backported:
     """How the patch fared on one release.
 
-    :param state: clean, moved, merged; unchanged where the series has it already; or why not.
+    :param state: clean, moved, merged; unchanged where the series has it already, upstreamed where
+        the release needs none; or why not.
+    :param source: the release whose series it was taken from.
     :param written: the lines of the series whose files were written (or would be).
     :param needs_revision: what ships has changed, and N of +glm5.N has not.
     """
@@ -46,10 +48,12 @@ class Backported:
     reason: str
     written: tuple[str, ...] = ()
     needs_revision: bool = False
+    source: str = ""
 
     @property
     def is_good(self) -> bool:
-        return self.state in ("unchanged", State.CLEAN, State.MOVED, State.MERGED)
+        good = ("unchanged", State.CLEAN, State.MOVED, State.MERGED, State.UPSTREAMED)
+        return self.state in good
 
 
 def backport(
@@ -78,7 +82,9 @@ def backport(
             found.append(_in_place(tag, project, cache))
         else:
             found.append(_carry(entry, source, applied, target, project, cache, check=check))
-    return tuple(replace(one, needs_revision=_is_stale(one.tag, project)) for one in found)
+    return tuple(
+        replace(one, needs_revision=_is_stale(one.tag, project), source=source.tag) for one in found
+    )
 
 
 def _source(number: int, project: Project, from_tag: str | None) -> Series:
@@ -144,8 +150,11 @@ def _carry(
             release = Release(objects, cache, base, own.base, (tag, target.tag))
             trial = try_patch(release, line, patch, now)
             if not trial.state.applies:
+                if line == moved and trial.is_surely_upstream:
+                    return Backported(target.tag, State.UPSTREAMED, trial.reason)
                 what = trial.reason if line == moved else f"behind it, {line}: {trial.reason}"
-                return Backported(target.tag, trial.state, what)
+                state = State.CONFLICT if trial.state is State.UPSTREAMED else trial.state
+                return Backported(target.tag, state, what)
             if line == moved:
                 state, reason = trial.state, trial.reason
             now = now.with_changes(trial.changes)

@@ -203,10 +203,12 @@ def backport(
             lines.append(f"  next: python -m builder revision --tag {one.tag} --raise")
     if bad:
         raise RebaseStoppedError(
-            f"patch {number:04d} wants a person on {', '.join(one.tag for one in bad)}; nothing "
+            f"patch {number:04d} of {bad[0].source} wants a person on "
+            f"{', '.join(one.tag for one in bad)}; nothing "
             "was written for " + ("it" if len(bad) == 1 else "them"),
             details=tuple(lines),
-            next_step=f"python -m builder edit --tag {bad[0].tag}, make the change there, export",
+            next_step=f"python -m builder edit --tag {bad[0].tag}, make the change there, export; or "
+            "take it from a nearer release: --from TAG",
         )
     typer.echo("\n".join(lines) or "there is no other series")
 

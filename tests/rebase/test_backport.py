@@ -94,6 +94,19 @@ def test_a_conflict_is_reported_and_nothing_is_written(two):
     assert two.fork.files(OLD) == before | {f"{OLD}/0003-later.patch": data}
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_release_that_has_it_needs_none(moving, elsewhere):
+    """Nobody has to do anything there, unless its line may be another matter."""
+    hooked = edit(ENGINE, HOOK)
+    below = ("    engine.close()\n", "    engine.hook(name)\n    engine.close()\n")
+    case = moving({PATH: ENGINE}, {PATH: edit(ENGINE, below) if elsewhere else hooked},
+                  ("hook", {PATH: hooked}))  # fmt: skip
+    before = case.patches()
+    run = case.fork.run("backport", "1", "--to", NEW, code=30 if elsewhere else 0)
+    assert "upstream has every hunk of it" in (run.stderr if elsewhere else run.stdout)
+    assert case.patches() == before
+
+
 def test_a_new_patch_is_added_in_its_place(two):
     two.fork.run("revision", "--tag", NEW, "--raise")
     folder = two.fork.root / "edit"
