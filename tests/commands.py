@@ -26,7 +26,7 @@ def _torch(tag):
 def given_environment(tag):
     """The Python that VLLM_GLM5_ENVIRONMENTS ("v1=/path/to/python v2=...") names, or None.
 
-    It has upstream's wheel of the release and everything that the wheel requires.
+    It has a wheel of the release, and everything that ours requires.
     """
     given = dict(one.split("=", 1) for one in os.environ.get("VLLM_GLM5_ENVIRONMENTS", "").split())
     return Path(given[tag]) if tag in given else None

@@ -157,8 +157,8 @@ def built(network, tmp_path_factory, tag):
     return json.loads(run_builder("--tag", tag, "--out", out, "--json").stdout)
 
 
-def _over(given, wheel, folder):
-    """A Python that has this wheel, and else the packages of the given one, as links."""
+def _over(given, wheels, folder):
+    """A Python that has these wheels, and else the packages of the given one, as links."""
     import zipfile
 
     def site_of(python):
@@ -172,9 +172,11 @@ def _over(given, wheel, folder):
     for entry in site_of(given).iterdir():
         if entry.name != "vllm" and not entry.name.startswith(("vllm-", "vllm_glm5-")):
             (site / entry.name).symlink_to(entry)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    plugin = [line.partition(": ")[2] for line in _requires(wheel) if "vllm-gguf-plugin" in line]
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+    required = _requires(wheels[0])
+    plugin = [line.partition(": ")[2] for line in required if "vllm-gguf-plugin" in line]
     if plugin and not (site / "vllm_gguf_plugin").exists():  # upstream's wheel does without
         uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--quiet", "--no-deps"]
         subprocess.run([*uv, "--python", str(python), "--target", str(site), "gguf<0.20", *plugin],
@@ -210,8 +212,9 @@ def vllm_environment(built, cache, tag, tmp_path_factory):
 
     Where VLLM_GLM5_ENVIRONMENTS names a Python for the release, its packages are taken.
     """
+    wheels = [path for path in (built["wheel"], built["alias"]) if path]
     if given := given_environment(tag):
-        return _over(given, built["wheel"], tmp_path_factory.mktemp("environment") / "venv")
+        return _over(given, wheels, tmp_path_factory.mktemp("environment") / "venv")
 
     from builder import atomic
 
@@ -223,7 +226,6 @@ def vllm_environment(built, cache, tag, tmp_path_factory):
     python = folder / "bin" / "python"
     env = _uv_environment()
     uv = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--python", str(python)]
-    wheels = [path for path in (built["wheel"], built["alias"]) if path]
     with atomic.exclusive(folder, "the vLLM environment"):
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
