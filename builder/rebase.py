@@ -134,6 +134,8 @@ def abort(project: Project, onto: str | None = None) -> str:
     onto = the_one(project, onto)
     with _alone(project, onto):
         folder = folder_of(project, onto)
+        if onto not in rebase_state.under_way(project):
+            raise _ended_meanwhile(onto)
         replaced = folder / "replaced"
         target = project.patches / onto
         if replaced.exists() and not target.exists():  # killed between two renames of the end
@@ -181,11 +183,16 @@ def _alone(project: Project, onto: str) -> Iterator[None]:
 
 def _loaded(project: Project, onto: str) -> RebaseState:
     state = rebase_state.load(project, onto)
-    if state is None:  # another process ended it since
-        raise RebaseStateError(
-            f"no rebase onto {onto} is under way", next_step="python -m builder rebase --status"
-        )
+    if state is None:
+        raise _ended_meanwhile(onto)
     return state
+
+
+def _ended_meanwhile(onto: str) -> RebaseStateError:
+    return RebaseStateError(
+        f"no rebase onto {onto} is under way any more: another process ended it",
+        next_step=f"python -m builder rebase --status; python -m builder series --tag {onto}",
+    )
 
 
 def _startable(project: Project, from_tag: str, onto: str) -> Series:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
-from builder import contracts
+from builder import atomic, contracts
+from tests.commands import ROOT
 from tests.rebase.moving import ENGINE, NEW, OLD, edit
 from tests.series.fork import message
 
@@ -238,6 +242,32 @@ def test_a_rebase_under_way_is_not_overwritten(stopping):
     assert stopping.user.git("status", "--porcelain").decode() == f"M  {OTHER}\n"
     stopping.rebase("--continue")
     assert "has a series already" in stopping.begin(code=31).stderr
+
+
+def test_abort_while_another_process_finishes_it(stopping):
+    """It waits, and then says what is so: the new series is in its place."""
+    stopping.begin(code=30)
+    resolve(stopping)
+    with atomic.exclusive(stopping.tree.parent, "the test"):
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-m", "builder", "--project", stopping.fork.project.root, *words],
+                env=os.environ | {"VLLM_GLM5_CACHE": str(stopping.fork.cache.root)},
+                stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            )
+            for words in (("rebase", "--continue"), ("rebase", "--abort"))
+        ]  # fmt: skip
+        said = [process.stderr.readline() for process in both]
+        assert all("another process is at work" in line for line in said), said
+    (_, went), (_, aborted) = [process.communicate() for process in both]
+    codes = [process.returncode for process in both]
+    assert "Traceback" not in went + aborted
+    if codes == [0, 31]:
+        assert "another process ended it" in aborted
+        assert len(stopping.fork.series(NEW).entries) == 3
+    else:
+        assert codes == [31, 0]
+        assert stopping.fork.series(NEW).entries == ()
 
 
 def test_abort_leaves_nothing(stopping):
