@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from builder import atomic
 from builder.locations import Cache
-from builder.repository import Git
+from builder.repository import Git, GitError
 
 
 class Objects:
@@ -52,13 +52,30 @@ class Objects:
         ask, answer = self._process.stdin, self._process.stdout
         assert ask is not None  # noqa: S101 - for the type checker
         assert answer is not None  # noqa: S101
-        ask.write(name.encode("utf-8", "surrogateescape") + b"\n")
-        ask.flush()
-        fields = answer.readline().split()
-        if len(fields) != 3 or not fields[2].isdigit():  # "NAME missing", "NAME ambiguous"
+        try:
+            ask.write(name.encode("utf-8", "surrogateescape") + b"\n")
+            ask.flush()
+        except BrokenPipeError as error:
+            with suppress(BrokenPipeError):  # the question is still in the buffer
+                ask.close()
+            raise self._ended(name) from error
+        line = answer.readline()
+        fields = line.split()
+        if line and (len(fields) != 3 or not fields[2].isdigit()):  # "NAME missing", "ambiguous"
             return None
-        data = answer.read(int(fields[2]) + 1)[:-1]
-        return fields[1], data
+        size = int(fields[2]) if line else 0
+        data = answer.read(size + 1)
+        if len(data) <= size:  # no answer is not the answer that there is no such file
+            raise self._ended(name)
+        return fields[1], data[:-1]
+
+    def _ended(self, name: str) -> GitError:
+        return GitError(
+            f"git cat-file ended before it gave {name}",
+            where=str(self.repository.folder),
+            next_step="run the command again; if it stays, an object is damaged: `python -m builder "
+            "clean` deletes the cache, which is made anew",
+        )
 
 
 @contextmanager

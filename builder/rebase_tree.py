@@ -209,11 +209,14 @@ def _check(git: Git, stop: Stop, tree: str, again: str) -> None:
     faults = []
     for path in changed:
         data = git.run("cat-file", "blob", f"{tree}:{path}")
-        if set(_MARKER.findall(data)) - set(
-            _MARKER.findall(git.blob(f"{stop.head}:{path}") or b"")
-        ):
+        before = git.blob(f"{stop.head}:{path}") or b""
+        if set(_MARKER.findall(data)) - set(_MARKER.findall(before)):
             faults.append(f"{path}: a conflict marker is left")
-        elif path.endswith(".py") and (fault := compile_fault(data, path)):
+        elif (
+            path.endswith(".py")
+            and (fault := compile_fault(data, path))
+            and not compile_fault(before, path)  # upstream's may be of a newer Python
+        ):
             faults.append(f"{path}: it does not compile: {fault}")
     if faults:
         raise RebaseStateError(

@@ -334,6 +334,19 @@ def test_what_git_does_not_list_is_not_thrown_away(moving):
     assert (case.tree / "notes.log").read_text() == "mine\n"
 
 
+def test_a_file_that_this_python_cannot_compile_can_be_resolved(moving):
+    """Upstream may write for a newer Python than the one that runs the tool."""
+    newer = "of the future!\n"
+    case = moving({OTHER: ENGINE + newer}, {OTHER: edit(ENGINE, TAKEN) + newer},
+                  ("hook", {OTHER: edit(ENGINE, HOOK) + newer}))  # fmt: skip
+    case.begin(code=30)
+    resolved = edit(edit(ENGINE, TAKEN), RESOLVED) + newer
+    case.user.write({OTHER: resolved})
+    case.user.git("add", OTHER)
+    case.rebase("--continue")
+    assert case.result(OTHER) == resolved
+
+
 def test_a_damaged_state_is_said_and_can_be_aborted(stopping):
     before = stopping.patches()
     stopping.begin(code=30)

@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from builder import placement, scope
+from builder.objects import open_objects
+from builder.repository import GitError
 from builder.try_series import State
 from tests.rebase.moving import ENGINE, edit
 
@@ -298,6 +300,28 @@ def test_sections_of_other_files(moving):
     patch = ("row", {"docs/x.md": edit(old, ("| b | 2 |\n", "| b | 2 |\n| b2 | 2 |\n"))})
     trial = moving({"docs/x.md": old}, {"docs/x.md": new}, patch).trial()
     assert not trial.state.applies
+
+
+@pytest.mark.parametrize("how", ["it is killed", "an object is damaged"])
+def test_a_git_that_ends_is_no_file_that_is_gone(moving, how):
+    """Taken for an answer, a new file would be clean and every other one deleted by upstream."""
+    case = moving({PATH: ENGINE}, {PATH: ENGINE, "vllm/more.py": "a = 1\n" * 200}, PATCH)
+    source = case.fork.source("v1.3.0")
+    name = f"{source.commit}:vllm/more.py"
+    with open_objects(source.repository, case.fork.cache) as objects:
+        assert objects.read(name)
+        assert objects.read(f"{source.commit}:vllm/gone.py") is None
+    if how != "it is killed":
+        for pack in source.repository.folder.glob("objects/pack/*.pack"):
+            data = pack.read_bytes()
+            pack.chmod(0o644)
+            pack.write_bytes(data[:40] + b"\0" * (len(data) - 60) + data[-20:])
+    with open_objects(source.repository, case.fork.cache) as objects:
+        if how == "it is killed":
+            objects._process.kill()
+            objects._process.wait()
+        with pytest.raises(GitError, match="git cat-file ended"):
+            objects.read(name)
 
 
 MARK = "        marker()\n"
