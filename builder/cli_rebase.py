@@ -56,21 +56,25 @@ def upstream(
     if not tags:
         since = since or releases.newest_pin(State.project)
         tags = releases.newer_than(since, releases.released_tags())
-    tried = list(try_on(tag, tags, State.project, State.used_cache()))
+    found = list(try_on(tag, tags, State.project, State.used_cache()))
+    tried = [one for one in found if isinstance(one, trial_report.ReleaseTrials)]
+    untried = [one for one in found if isinstance(one, trial_report.Untried)]
+    if untried and (onto or not tried):
+        raise untried[0].error
     if page is not None:
-        atomic.write_text(page.absolute(), trial_report.as_html(tag, tried))
+        atomic.write_text(page.absolute(), trial_report.as_html(tag, tried, untried))
     if markdown is not None:
         words = ["python", "-m", "builder", "upstream", "--tag", tag]
         words += ["--since", since] if since else [w for o in tags for w in ("--onto", o)]
         words += ["--markdown", str(markdown)]
         atomic.write_text(
-            markdown.absolute(), trial_report.as_markdown(tag, tried, shlex.join(words))
+            markdown.absolute(), trial_report.as_markdown(tag, tried, shlex.join(words), untried)
         )
     if as_json:
-        typer.echo(trial_report.as_json(tag, tried))
+        typer.echo(trial_report.as_json(tag, tried, untried))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(trial_report.as_text(tag, tried, columns))
+        typer.echo(trial_report.as_text(tag, tried, columns, untried))
 
 
 def rebase(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builder.contracts import Breach
+from builder.errors import BuilderError
 from builder.imports import MissingImport
 from builder.rebase_state import number_of
 from builder.try_series import FileTrial, PatchTrial, State
@@ -52,7 +53,19 @@ class ReleaseTrials:
         return f"{trial.state}{'!' if paths & trial.changes.keys() else ''}"
 
 
-def as_json(series: str, releases: Sequence[ReleaseTrials]) -> str:
+@dataclass(frozen=True)
+class Untried:
+    """A release that cannot be had: half published, withdrawn, made in a new way, out of reach."""
+
+    tag: str
+    error: BuilderError
+
+    def __str__(self) -> str:
+        where = f"{self.error.where}: " if self.error.where else ""
+        return f"{self.tag} was not tried: {where}{self.error.what}"
+
+
+def as_json(series: str, releases: Sequence[ReleaseTrials], untried: Sequence[Untried] = ()) -> str:
     """Return everything that was found out."""
     data = {
         "series": series,
@@ -76,6 +89,7 @@ def as_json(series: str, releases: Sequence[ReleaseTrials]) -> str:
             }
             for release in releases
         ],
+        "untried": [{"tag": one.tag, **one.error.as_dict()} for one in untried],
     }
     return json.dumps(data, indent=1)
 
@@ -106,7 +120,12 @@ def _facts(trial: PatchTrial) -> dict[str, object]:
     }
 
 
-def as_text(series: str, releases: Sequence[ReleaseTrials], columns: int | None = None) -> str:
+def as_text(
+    series: str,
+    releases: Sequence[ReleaseTrials],
+    columns: int | None = None,
+    untried: Sequence[Untried] = (),
+) -> str:
     """Return a table, a release a line, and below it why what wants a person does.
 
     :param columns: of the terminal; a table that is wider comes in parts.
@@ -125,6 +144,7 @@ def as_text(series: str, releases: Sequence[ReleaseTrials], columns: int | None 
         if release.breaches:
             lines.append(f"  contracts: {_named(release)}")
         lines += [f"  import: {item}" for item in release.missing]
+    lines += [line for one in untried for line in ("", str(one))]
     best = releases[-1].tag
     follow = f"python -m builder rebase --from {series} --onto {best}"
     lines += ["", f"next: python -m builder pin {best} && {follow}"]
@@ -171,7 +191,12 @@ def _file_line(file: FileTrial) -> str:
     return f"{file.state}: {file.path}" + (f": {'; '.join(notes)}" if notes else "")
 
 
-def as_markdown(series: str, releases: Sequence[ReleaseTrials], command: str) -> str:
+def as_markdown(
+    series: str,
+    releases: Sequence[ReleaseTrials],
+    command: str,
+    untried: Sequence[Untried] = (),
+) -> str:
     """Return the page for ``docs/``: the same bytes each time from the same inputs."""
     trials = releases[0].trials if releases else ()
     out = [
@@ -200,10 +225,11 @@ def as_markdown(series: str, releases: Sequence[ReleaseTrials], command: str) ->
             out += ["", f"Contracts: {_named(release)}."]
         if release.missing:
             out += ["", "Imports that fail:", "", *(f"- {item}" for item in release.missing)]
+    out += [line for one in untried for line in ("", f"{one}.")]
     return "\n".join(out) + "\n"
 
 
-def as_html(series: str, releases: Sequence[ReleaseTrials]) -> str:
+def as_html(series: str, releases: Sequence[ReleaseTrials], untried: Sequence[Untried] = ()) -> str:
     """Return a page of its own, no script, no other file: a coloured table and what is behind it."""
 
     def text(value: object) -> str:
@@ -226,7 +252,7 @@ def as_html(series: str, releases: Sequence[ReleaseTrials]) -> str:
         for state, meaning in MEANING.items()
     )
     legend += f"<li><span>!</span> {text(FAILS)}</li>"
-    behind = []
+    behind = [f"<p>{text(one)}</p>" for one in untried]
     for release in releases:
         behind.append(f"<h2>{text(release.tag)}</h2>")
         if release.breaches:

@@ -9,21 +9,36 @@ from builder import pipeline, releases
 from builder.apply import read_patches
 from builder.checkout import from_sdist, using_repository
 from builder.contracts import breaches, read_contracts
+from builder.errors import (
+    HashMismatchError,
+    PackageIndexError,
+    PinError,
+    SourceMismatchError,
+    UnsafeArchiveError,
+)
 from builder.fetch import fetch
 from builder.imports import missing_imports
 from builder.locations import Cache, Project
 from builder.objects import Tree, open_objects
 from builder.syntax import without_collector
-from builder.trial_report import ReleaseTrials
+from builder.trial_report import ReleaseTrials, Untried
 from builder.try_series import Release, State, try_series
+
+_NOT_TO_BE_HAD = (
+    HashMismatchError,
+    PackageIndexError,
+    PinError,
+    SourceMismatchError,
+    UnsafeArchiveError,
+)
 
 
 def try_on(
     tag: str, tags: Sequence[str], project: Project, cache: Cache
-) -> Iterator[ReleaseTrials]:
-    """Try the series of ``tag`` on each release of ``tags``.
+) -> Iterator[ReleaseTrials | Untried]:
+    """Try the series of ``tag`` on each release of ``tags``; one that cannot be had keeps none back.
 
-    :raises BuilderError: the series does not apply to its own release, or a release cannot be had.
+    :raises BuilderError: the series does not apply to its own release.
     """
     if not tags:
         return
@@ -32,10 +47,14 @@ def try_on(
     entries = [(entry.line, patch) for entry, patch in zip(series.entries, patches, strict=True)]
     contracts = read_contracts(series)
     for onto in tags:
-        pinned = releases.pin_of(onto, project, cache)
-        sdist = fetch(pinned, pinned.sdist, cache)
-        with using_repository(cache):
-            source = from_sdist(pinned, sdist, cache)
+        try:
+            pinned = releases.pin_of(onto, project, cache)
+            sdist = fetch(pinned, pinned.sdist, cache)
+            with using_repository(cache):
+                source = from_sdist(pinned, sdist, cache)
+        except _NOT_TO_BE_HAD as error:
+            yield Untried(onto, error)
+            continue
         began = time.perf_counter()
         with without_collector(), open_objects(source.repository, cache) as objects:
             release = Release(objects, cache, applied.base, source.commit, (tag, onto))

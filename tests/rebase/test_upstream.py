@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html.parser
 import json
+import shutil
 
 import pytest
 
@@ -93,6 +94,28 @@ def test_what_is_yanked_is_none_to_follow(case, server):
     assert "yanked" in case.fork.run(
         "upstream", "--tag", OLD, "--onto", "v1.10.0", code=18, PIP_INDEX_URL=server.url
     ).stderr  # fmt: skip
+
+
+def test_one_that_cannot_be_had_keeps_none_back(case, server, tmp_path):
+    """On the day of a release its wheels are not there yet; one may be written in a new way."""
+    del server.files["vllm"][WHEEL.format("1.4.0")]
+    page, table = tmp_path / "page.html", tmp_path / "table.md"
+    said = case.fork.run(
+        "upstream", "--tag", OLD, "--html", page, "--markdown", table, PIP_INDEX_URL=server.url
+    ).stdout
+    words = "v1.4.0 was not tried: vllm 1.4.0: the release has 1 sdists and wheels for no machine"
+    assert all(words in text for text in (said, page.read_text(), table.read_text()))
+    assert "v1.10.0  conflict   clean" in said
+    process = case.fork.run("upstream", "--tag", OLD, "--json", PIP_INDEX_URL=server.url)
+    found = json.loads(process.stdout)
+    assert [release["tag"] for release in found["releases"]] == ["v1.10.0"]
+    assert [(one["tag"], one["exit_code"]) for one in found["untried"]] == [("v1.4.0", 18)]
+    # but who asks for that one gets the error, and so does who gets nothing
+    for words in (("--onto", "v1.10.0", "--onto", "v1.4.0"), ("--onto", "v1.4.0")):
+        case.fork.run("upstream", "--tag", OLD, *words, code=18, PIP_INDEX_URL=server.url)
+    del server.files["vllm"][WHEEL.format("1.10.0")]
+    shutil.rmtree(case.fork.cache.root / "releases")
+    case.fork.run("upstream", "--tag", OLD, code=18, PIP_INDEX_URL=server.url)
 
 
 def test_since_what_is_no_release(case, server):
