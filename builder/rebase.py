@@ -112,11 +112,13 @@ def go_on(
         ground = _ground(project, cache, state)
         stop = state.stop
         if stop is not None and stop.is_laid and (folder_of(project, onto) / "tree").exists():
+            git = Git(folder_of(project, onto) / "tree")
             dropped = number_of(stop.line) in state.drop or (
-                state.auto_drop and stop.is_surely_upstream
+                state.auto_drop
+                and stop.is_surely_upstream
+                and not rebase_tree.is_resolved(git, stop)  # somebody's word to keep it
             )
             if not dropped:
-                git = Git(folder_of(project, onto) / "tree")
                 commit = rebase_tree.take(git, stop)
                 done = Done(stop.line, stop.subject, RESOLVED, stop.reason, commit)
                 state = replace(state, done=(*state.done, done))

@@ -174,6 +174,20 @@ def test_upstreamed_and_yet_it_applies(moving, new, probe):
     assert case.result(PATH) == edit(new, HOOK)
 
 
+def test_what_somebody_staged_is_not_dropped_by_the_way(moving):
+    """--auto-drop is about all the others; this patch was looked at."""
+    new = edit(ENGINE, ("        self.size = 2\n", "        self.prepared = 2\n"))
+    hooked = edit(ENGINE, HOOK)
+    other = edit(hooked, ("        self.size = 0\n", "        self.size = -1\n"))
+    case = moving({PATH: ENGINE}, {PATH: new}, ("hook", {PATH: hooked}, PROBE),
+                  ("other", {PATH: other}, PROBE))  # fmt: skip
+    case.begin(code=30)
+    case.user.git("add", "--all")
+    case.rebase("--continue", "--auto-drop")
+    assert [entry.line for entry in case.fork.series(NEW).entries] == ["0001-hook.patch"]
+    assert case.result(PATH) == edit(new, HOOK)
+
+
 def test_only_its_test_is_not_upstream(moving):
     changes = {PATH: edit(ENGINE, HOOK), "tests/test_hook.py": "def test_hook():\n    pass\n"}
     trial = moving({PATH: ENGINE}, {PATH: edit(ENGINE, HOOK)}, ("hook", changes)).trial()
