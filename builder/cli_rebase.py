@@ -249,7 +249,8 @@ def contracts(
     if write:
         typer.echo(f"written {checking.write_contracts(found, known, read)}")
         return
-    checking.require_kept(checking.breaches(known, read), [str(item) for item in missing], found)
+    broken = checking.breaches(known, read)
+    checking.require_kept(broken, [str(item) for item in missing], found, on)
     typer.echo(
         f"{tag}: {counted(len(known), 'definition')} of upstream's as they were on {pinned.tag}"
     )

@@ -214,9 +214,12 @@ def renumber_contracts(path: Path, numbers: Mapping[int, int | None]) -> None:
         path.unlink()
 
 
-def require_kept(found: Sequence[Breach], missing: Sequence[str], series: Series) -> None:
+def require_kept(
+    found: Sequence[Breach], missing: Sequence[str], series: Series, on: str | None = None
+) -> None:
     """Refuse a release on which what the series leans on has changed.
 
+    :param on: the release, where it is not the series' own: there nothing is to be accepted yet.
     :param missing: imports of the series that its tree cannot satisfy, a line each.
     :raises ContractError: with what came and what went, and those imports.
     """
@@ -234,6 +237,10 @@ def require_kept(found: Sequence[Breach], missing: Sequence[str], series: Series
             + " in this release",
             where=str(series.folder / NAME),
             details=tuple(line for breach in found for line in breach.lines()),
-            next_step="see whether the patches named still do what they say; then accept it: "
-            f"python -m builder contracts --tag {series.tag} --write",
+            next_step="see whether the patches named still do what they say"
+            + (
+                f" there; they move by: python -m builder rebase --from {series.tag} --onto {on}"
+                if on
+                else f"; then accept it: python -m builder contracts --tag {series.tag} --write"
+            ),
         )

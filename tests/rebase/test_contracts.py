@@ -95,7 +95,8 @@ def test_a_change_is_found_with_what_it_is(case, change):
     made = case(edit(BACKEND, pair))
     said = made.fork.run("contracts", "--tag", OLD, "--on", NEW, code=32).stderr
     assert words in said
-    assert "--write" in said
+    assert f"rebase --from {OLD} --onto {NEW}" in said
+    assert "--write" not in said  # nothing of the series' own release has changed
     made.fork.run("contracts", "--tag", OLD)  # its own release is as it was
 
 
@@ -120,7 +121,8 @@ def test_the_rebase_says_so_and_the_new_series_keeps_asking(case):
     assert "Backend changed" in made.fork.run("upstream", "--tag", OLD, "--onto", NEW).stdout
     file = made.fork.folder(NEW) / contracts.NAME
     assert file.read_bytes() == (made.fork.folder(OLD) / contracts.NAME).read_bytes()
-    made.fork.run("contracts", "--tag", NEW, code=32)
+    said = made.fork.run("contracts", "--tag", NEW, code=32).stderr
+    assert f"contracts --tag {NEW} --write" in said
     made.fork.run("contracts", "--tag", NEW, "--write")
     made.fork.run("contracts", "--tag", NEW)
     assert file.read_text().startswith("# Ours.\n")  # comments stay
