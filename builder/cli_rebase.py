@@ -74,7 +74,7 @@ def upstream(
         typer.echo(trial_report.as_json(tag, tried, untried))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(trial_report.as_text(tag, tried, columns, untried))
+        typer.echo(trial_report.as_text(tag, tried, columns, untried, known))
 
 
 def rebase(
@@ -234,6 +234,11 @@ def contracts(
     from builder.rebase_finish import imports_of  # noqa: PLC0415
 
     State.as_json = as_json
+    if write and on is not None:
+        raise typer.BadParameter(
+            "--write takes the definitions of the series' own release; those of another one move by "
+            "rebase --from TAG --onto RELEASE"
+        )
     found = series.read_series(State.project, tag)
     missing: tuple[object, ...] = ()
     if on is None and not write:

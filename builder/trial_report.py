@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from builder.contracts import Breach
@@ -125,10 +125,12 @@ def as_text(
     releases: Sequence[ReleaseTrials],
     columns: int | None = None,
     untried: Sequence[Untried] = (),
+    followed: Collection[str] = (),
 ) -> str:
     """Return a table, a release a line, and below it why what wants a person does.
 
     :param columns: of the terminal; a table that is wider comes in parts.
+    :param followed: releases that have a series by now, and want none.
     """
     if not releases:
         return f"{series}: upstream has no newer release"
@@ -145,9 +147,9 @@ def as_text(
             lines.append(f"  contracts: {_named(release)}")
         lines += [f"  import: {item}" for item in release.missing]
     lines += [line for one in untried for line in ("", str(one))]
-    best = releases[-1].tag
-    follow = f"python -m builder rebase --from {series} --onto {best}"
-    lines += ["", f"next: python -m builder pin {best} && {follow}"]
+    if rest := [release.tag for release in releases if release.tag not in followed]:
+        follow = f"python -m builder rebase --from {series} --onto {rest[-1]}"
+        lines += ["", f"next: python -m builder pin {rest[-1]} && {follow}"]
     return "\n".join(lines)
 
 

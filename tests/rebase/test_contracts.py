@@ -100,6 +100,15 @@ def test_a_change_is_found_with_what_it_is(case, change):
     made.fork.run("contracts", "--tag", OLD)  # its own release is as it was
 
 
+def test_another_releases_definitions_are_not_written(case):
+    """They would stand beside a series that was made for its own release."""
+    made = case(edit(BACKEND, CHANGES["an attribute gained"][0]))
+    before = made.patches()
+    said = made.fork.run("contracts", "--tag", OLD, "--on", NEW, "--write", code=2).stderr
+    assert "rebase --from" in said
+    assert made.patches() == before
+
+
 def test_what_does_not_matter_is_not_found(case):
     quiet = edit(
         BACKEND,

@@ -96,6 +96,23 @@ def test_what_is_yanked_is_none_to_follow(case, server):
     ).stderr  # fmt: skip
 
 
+def test_the_next_step_is_for_a_release_without_a_series(case, server):
+    """Who has followed the newest one already is not told to do it again."""
+    newest = case.fork.folder(OLD).with_name("v1.10.0")
+
+    def last_line():
+        said = case.fork.run(
+            "upstream", "--tag", OLD, "--since", OLD, PIP_INDEX_URL=server.url
+        ).stdout
+        return said.splitlines()[-1]
+
+    assert last_line().startswith("next: python -m builder pin v1.10.0 && ")
+    shutil.copytree(case.fork.folder(OLD), newest)
+    assert last_line().startswith("next: python -m builder pin v1.4.0 && ")
+    shutil.copytree(newest, newest.with_name("v1.4.0"))
+    assert not last_line().startswith("next:")
+
+
 def test_one_that_cannot_be_had_keeps_none_back(case, server, tmp_path):
     """On the day of a release its wheels are not there yet; one may be written in a new way."""
     del server.files["vllm"][WHEEL.format("1.4.0")]
