@@ -78,8 +78,8 @@ def ds_mla_values(rows):
 def check_written_rows(written, latent, rope) -> None:
     """See that fp8_ds_mla rows hold this bfloat16 latent and rope, with scales of either kind.
 
-    A writer divides by the scale with rounding of its own. So a few codes (on an H200 up to one in
-    1,100) are next to the right one: what lies between two codes falls to either.
+    A writer divides by the scale with rounding of its own. So a few codes (one in 2,400 by another
+    way of dividing, on a CPU) are next to the right one: what lies between two falls to either.
     """
     import torch
 
@@ -93,7 +93,7 @@ def check_written_rows(written, latent, rope) -> None:
     assert torch.equal(written[:, 528:], right[:, 528:])
     assert ds_mla_values(written).isfinite().all()
     codes, right_codes = (rows[:, :512].int() for rows in (written, right))
-    assert (codes == right_codes).double().mean() > 0.995
+    assert (codes == right_codes).double().mean() > 0.999
     # Codes without their sign bit are in the order of their values.
     places, right_places = (torch.where(of > 0x7F, 0x80 - of, of) for of in (codes, right_codes))
     assert int((places - right_places).abs().max()) <= 1

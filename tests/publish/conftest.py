@@ -111,6 +111,17 @@ def as_user(user=servers.USER, password=servers.PASSWORD):
     return {"TWINE_USERNAME": user, "TWINE_PASSWORD": password}
 
 
+@pytest.fixture(params=["pypiserver", "devpi"])
+def server(request):
+    """A server's index that takes tested wheels: its URL, its simple URL, and who may upload."""
+    if request.param == "pypiserver":
+        url = request.getfixturevalue("pypiserver")
+        return url, f"{url}simple/", as_user()
+    devpi, team = request.getfixturevalue("devpi"), request.getfixturevalue("team")
+    url = f"{devpi.url}{team[0]}/stable/"
+    return url, f"{url}+simple/", as_user(*team)
+
+
 @pytest.fixture(autouse=True)
 def _no_proxy(monkeypatch):
     for name in [n for n in os.environ if n.lower().endswith("_proxy")]:

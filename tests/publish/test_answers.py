@@ -66,21 +66,11 @@ def changed_halfway(change, wheel, other):
         yield done
 
 
-@pytest.fixture(params=["pypiserver", "devpi"])
-def server(request):
-    """A server's index that takes tested wheels: its URL, the page, and who may upload."""
-    if request.param == "pypiserver":
-        url = request.getfixturevalue("pypiserver")
-        return url, f"{url}simple/vllm-glm5/", as_user()
-    devpi, team = request.getfixturevalue("devpi"), request.getfixturevalue("team")
-    url = f"{devpi.url}{team[0]}/stable/"
-    return url, f"{url}+simple/vllm-glm5/", as_user(*team)
-
-
 @pytest.mark.parametrize("change", [other_bytes, another_wheel, more_bytes, fewer_bytes])
 def test_a_wheel_that_changes_while_it_is_sent(release, tool, server, tmp_path, change):
     """A build that ends just now, say: the server has what the report is about, or nothing."""
-    url, page, who = server
+    url, simple, who = server
+    page = f"{simple}vllm-glm5/"
     wheel = release.wheel(files=BIG)
     publish = ("publish", wheel, "--report", release.report(wheel), "--index", url)
     other = release.wheel(folder="other", files=BIG | {"vllm/__init__.py": "untested"})

@@ -27,17 +27,6 @@ from .release import BIG, VERSION, sha256
 NEXT = "0.20.2+glm5.2"
 
 
-@pytest.fixture(params=["pypiserver", "devpi"])
-def server(request):
-    """A server's index that takes tested wheels: its URL, its simple URL, and who may upload."""
-    if request.param == "pypiserver":
-        url = request.getfixturevalue("pypiserver")
-        return url, f"{url}simple/", as_user()
-    devpi, team = request.getfixturevalue("devpi"), request.getfixturevalue("team")
-    url = f"{devpi.url}{team[0]}/stable/"
-    return url, f"{url}+simple/", as_user(*team)
-
-
 def whole(simple, tmp_path, project="vllm-glm5"):
     """Download each file that the page lists, check it as installers do, return the names."""
     from pypi_simple import PyPISimple
