@@ -5,8 +5,8 @@ a test that fails, hangs or takes the process along, the rest goes on in a new p
 engine spoils nothing else. (pytest-forked and one process a test would make every model anew;
 pytest-xdist replaces crashed workers, but neither ends a hang nor what it started.)
 
-With ``jobs`` above 1 several such lanes run side by side. A test with the mark ``alone`` (one that
-measures a rate, say) runs when all others have ended.
+With ``jobs`` above 1 several such lanes run side by side, each one part of the suite after another.
+A test with the mark ``alone`` (one that measures a rate, say) runs when all others have ended.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def run_suite(suite: Suite) -> SuiteRun:
 def _run_lanes(suite: Suite, progress: Progress) -> None:
     alone = [name for name in progress.selected if name in progress.alone]
     shared = {name: progress.limits[name] for name in progress.selected if name not in alone}
-    lanes = share_out(shared, suite.jobs)
-    with ThreadPoolExecutor(max(len(lanes), 1)) as pool:
+    parts = share_out(shared, suite.jobs)
+    with ThreadPoolExecutor(suite.jobs) as pool:
         running = [
-            pool.submit(_run_lane, _lane(suite, number), progress, tests)
-            for number, tests in enumerate(lanes, start=1)
+            pool.submit(_run_lane, _part(suite, number), progress, tests)
+            for number, tests in enumerate(parts, start=1)
         ]
         try:
             wait(running, return_when=FIRST_EXCEPTION)
@@ -76,12 +76,12 @@ def _run_lanes(suite: Suite, progress: Progress) -> None:
             progress.stop.set()
             raise
     if alone and not progress.stop.is_set():
-        _run_lane(_lane(suite, len(lanes) + 1), progress, alone)
+        _run_lane(_part(suite, len(parts) + 1), progress, alone)
 
 
-def _lane(suite: Suite, number: int) -> Suite:
-    """Give a lane a working folder and a log of its own: ``NAME.2.log``."""
-    scratch = suite.scratch / f"lane-{number}"
+def _part(suite: Suite, number: int) -> Suite:
+    """Give a part a working folder and a log of its own: ``NAME.2.log``."""
+    scratch = suite.scratch / f"part-{number}"
     scratch.mkdir()
     log = suite.log.with_suffix(f".{number}{suite.log.suffix}")
     log.write_bytes(b"")
@@ -89,28 +89,26 @@ def _lane(suite: Suite, number: int) -> Suite:
 
 
 def share_out(limits: Mapping[str, float], jobs: int) -> list[list[str]]:
-    """Divide tests into at most ``jobs`` lists of about the same total limit, in their order.
+    """Divide tests into parts, those of the longest limits first, for ``jobs`` lanes to take in turn.
 
-    The tests of a file stay together where that is no longer than a fair share: they share models.
+    A limit says little about how long a test takes, so a part is at most about half of a fair
+    share: a lane that is done early takes another. The tests of a file stay together up to that,
+    for they share models.
     """
-    fair = sum(limits.values()) / jobs
+    most = sum(limits.values()) / jobs / 2
     files: dict[str, list[str]] = {}
     for name in limits:
         files.setdefault(name.partition("::")[0], []).append(name)
     parts: list[list[str]] = []
     for tests in files.values():
-        filled = fair  # a file begins a part of its own
+        filled = most  # a file begins a part of its own
         for name in tests:
-            if filled + limits[name] > fair and (filled > 0):
+            if filled + limits[name] > most and filled > 0:
                 parts.append([])
                 filled = 0.0
             parts[-1].append(name)
             filled += limits[name]
-    lanes: list[list[str]] = [[] for _ in range(jobs)]
-    for part in sorted(parts, key=lambda part: -sum(limits[name] for name in part)):
-        min(lanes, key=lambda lane: sum(limits[name] for name in lane)).extend(part)
-    order = list(limits)
-    return [sorted(lane, key=order.index) for lane in lanes if lane]
+    return sorted(parts, key=lambda part: -sum(limits[name] for name in part))
 
 
 def _run_lane(suite: Suite, progress: Progress, tests: Sequence[str] | None) -> None:
