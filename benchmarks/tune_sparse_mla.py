@@ -41,6 +41,14 @@ def config(block_h, block_n, num_warps, num_stages, nested=False):
 
 
 FEW = [
+    config(8, 16, 2, 3),
+    config(8, 16, 2, 4),
+    config(8, 32, 4, 2),
+    config(8, 32, 4, 3),
+    config(8, 32, 8, 3),
+    config(8, 64, 4, 2),
+    config(8, 64, 4, 3),
+    config(8, 64, 8, 2),
     config(16, 16, 2, 3),
     config(16, 16, 2, 4),
     config(16, 16, 4, 3),

@@ -50,23 +50,25 @@ def sparse_job(capability: int, **changes) -> dict:
     return job
 
 
-def jobs_of_the_tables(ops) -> list[dict]:
+def jobs_of_the_tables(ops, fp8_ops) -> list[dict]:
     """Every configuration that some head and token count gets, split and in one pass."""
     jobs = []
     for capability in CARDS:
         seen = set()
+        # A launcher and kernels of their own, so jobs of their own.
+        fp8 = {"op": "triton_sparse_mla_fp8", "call": "sparse_mla_fp8"}
         for heads in (1, 8, 16, 17, 32, 33, 64, 128):
             for tokens in (1, 8, 16, 64, 256, 2048):
-                config = ops.select_config(capability, heads, tokens)
                 splits = 8 if tokens < 256 else 1
-                if (config, splits) not in seen:
-                    seen.add((config, splits))
-                    jobs.append(sparse_job(capability, heads=heads, tokens=tokens, splits=splits))
+                for select, kernel in ((ops.select_config, {}), (fp8_ops.select_fp8_config, fp8)):
+                    row = (select(capability, heads, tokens), splits, bool(kernel))
+                    if row not in seen:
+                        seen.add(row)
+                        job = sparse_job(capability, heads=heads, tokens=tokens, splits=splits)
+                        jobs.append(job | kernel)
         for heads in (8, 64):
             jobs.append(sparse_job(capability, heads=heads, dtype="float16"))
             jobs.append(sparse_job(capability, heads=heads, rope=0, paged=False))
-        # A launcher and kernels of their own, so jobs of their own.
-        fp8 = {"op": "triton_sparse_mla_fp8", "call": "sparse_mla_fp8"}
         for changes in ({}, {"splits": 8}, {"dtype": "float16"}, {"paged": False}):
             jobs += [sparse_job(capability, heads=heads, **changes) | fp8 for heads in (8, 64)]
         indexer = {"op": "triton_mqa_logits", "capability": capability}
@@ -79,15 +81,18 @@ def jobs_of_the_tables(ops) -> list[dict]:
 
 @pytest.fixture(scope="session")
 def compiled(tree: Path, tmp_path_factory) -> list[Compiled]:
-    ops = load_op(tree, "triton_sparse_mla")
-    return compile_all(tree, jobs_of_the_tables(ops), tmp_path_factory.mktemp("aot"))
+    ops, fp8_ops = (load_op(tree, f"triton_sparse_mla{name}") for name in ("", "_fp8"))
+    return compile_all(tree, jobs_of_the_tables(ops, fp8_ops), tmp_path_factory.mktemp("aot"))
+
+
+def many_heads(row: Compiled) -> bool:
+    return row.label[0].isdigit() and int(row.label.partition("x")[0]) > 16
 
 
 def _spill(capability: int, row: Compiled) -> int:
     """Bytes a thread that may be spilled: Triton 3.8 does, for more than 16 heads on 12.x."""
     newer = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
-    many_heads = row.label[0].isdigit() and int(row.label.partition("x")[0]) > 16
-    return 16 if newer and capability // 10 == 12 and many_heads else 0
+    return 16 if newer and capability // 10 == 12 and many_heads(row) else 0
 
 
 @pytest.mark.timeout(900)
@@ -104,8 +109,10 @@ def test_fits_the_card(compiled, capability):
         spilled = [row for row in rows if row.stack > _spill(capability, row)]
         assert not spilled, spilled
     fp8 = [row for row in rows if row.kernel == "_sparse_mla_fp8_kernel"]
-    assert len(fp8) == 8
-    assert not any(row.stack for row in fp8), fp8
+    assert len(fp8) > 8
+    # Above 16 heads two programs on an SM are worth more than a few registers (measured on 9.0).
+    few = 96 if capability in (90, 100) else 0
+    assert not any(row.stack > (few if many_heads(row) else 0) for row in fp8), fp8
     # Rows begin at multiples of 16 bytes, and Triton has to know: copies of 4 are right, and slow.
     assert all(row.wide_copies >= 10 for row in fp8), fp8
 
