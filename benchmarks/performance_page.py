@@ -27,8 +27,9 @@ HEAD = """\
 
 Written by `python benchmarks/performance_page.py {command}`
 from a stored run of `benchmarks/sm120_model.py`; times in microseconds, top-k 2048. Only what is called
-"measured" was measured, on an H200 ([how](reports/2026-11-29-sparse-mla-speed.md)). **All other times of
-the model are predictions**: no card of compute capability 12.x has been at hand.
+"measured" was measured, on an H200 ([below](#the-kernels-beside-upstreams-on-one-nvidia-h200); what made
+the kernels fast: [report](reports/2026-11-29-sparse-mla-speed.md)). **All other times of the model are
+predictions**: no card of compute capability 12.x has been at hand.
 
 The model compiles each kernel for the card, reads its resources and instructions from the machine code,
 and takes the largest of four limits: bytes over the copy bandwidth, instructions over the schedulers'

@@ -1,6 +1,6 @@
 """A model of the sparse MLA kernels' time, from their machine code, for a card that is not there.
 
-    VLLM_GLM5_TREE=<patched tree> python benchmarks/sm120_model.py --json FILE
+    VLLM_GLM5_TREE=<patched tree> python benchmarks/sm120_model.py --measured KERNELS.json --json FILE
 
 Compiles each shape for 9.0 and 12.0 (no GPU is needed, but torch, triton and scipy), reads registers,
 shared memory and instructions from the machine code, and predicts the time as the largest of
@@ -12,7 +12,7 @@ shared memory and instructions from the machine code, and predicts the time as t
 
 plus a launch for each kernel and the loads that wait for each other. Three constants (a launch, a
 load's latency, cycles from an instruction to the next of its warp) are fitted to what an H200 was
-measured to take (docs/reports); the same constants then predict an RTX PRO 6000. Nothing of that
+measured to take (KERNELS.json, a run of sparse_mla.py of the same tree); the same constants then predict an RTX PRO 6000. Nothing of that
 card's column was measured. Conversions of e4m3 depend on each other less than the instructions that
 the constants were fitted to, so "serial" is a bound from above for the fp8 kernel.
 """
@@ -36,7 +36,6 @@ sys.path.insert(0, str(ROOT / "tests" / "kernels"))
 
 TOPK = 2048
 SHAPES = [(8, 1), (8, 16), (8, 64), (8, 256), (8, 2048), (64, 1), (64, 16), (64, 64), (64, 2048)]
-MEASURED = ROOT / "docs" / "reports" / "2026-11-29-sparse-mla-speed.md"
 ROW_BYTES = {"bfloat16": 1152, "fp8": 656}
 
 
@@ -210,16 +209,10 @@ def predict(card: Card, kernel: Kernel, work: Work, constants: Constants) -> dic
     return limits | {"fixed": fixed, "least": fixed + floor, "time": fixed + max(limits.values())}
 
 
-def measured() -> dict[tuple[int, int], float]:
-    """{(heads, tokens): microseconds on an H200}, the middle where the report gives a range."""
-    times = {}
-    for line in MEASURED.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        shape = re.fullmatch(r"(\d+) x (\d+)", cells[0])
-        if shape and len(cells) > 4:
-            values = [float(value.replace(",", "")) for value in cells[3].split(" to ")]
-            times[int(shape[1]), int(shape[2])] = sum(values) / len(values)
-    return times
+def measured(path: Path) -> dict[tuple[int, int], float]:
+    """{(heads, tokens): microseconds on an H200} of a stored run of sparse_mla.py."""
+    rows = json.loads(path.read_text())["sparse_mla"]
+    return {(row["heads"], row["tokens"]): row["ours"] for row in rows}
 
 
 def fit(rows: list[tuple[Kernel, Work, float]]) -> Constants:
@@ -239,6 +232,7 @@ def fit(rows: list[tuple[Kernel, Work, float]]) -> Constants:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measured", type=Path, required=True, help="JSON of sparse_mla.py")
     parser.add_argument("--json", type=Path, required=True, help="write the run to this file")
     args = parser.parse_args()
     from loading import load_op
@@ -254,7 +248,7 @@ def main() -> None:
         for cache, ops in modules.items()
         for heads, tokens in SHAPES
     }
-    times = measured()
+    times = measured(args.measured)
     known = [(*compiled[H200.name, "bfloat16", *shape], times[shape] * 1e-6) for shape in SHAPES]
     constants = fit(known)
     rows = []
