@@ -210,8 +210,9 @@ def _run(
     scratch: Path,
     blank: GpuReport,
 ) -> tuple[GpuReport, bool]:
-    work = scratch / "run"
+    work, shared = scratch / "run", scratch / "shared"
     work.mkdir()
+    shared.mkdir()
     request.log.parent.mkdir(parents=True, exist_ok=True)
     request.log.write_bytes(b"")
 
@@ -228,7 +229,7 @@ def _run(
             python=env.python,
             folder=suite,
             scratch=work,
-            variables=env.variables,
+            variables={**env.variables, "VLLM_GLM5_SHARED": str(shared)},
             packages=content.packages,
             only=request.only,
             limit=request.time_limit,

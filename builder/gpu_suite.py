@@ -11,6 +11,7 @@ A test with the mark ``alone`` (one that measures a rate, say) runs when all oth
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -61,11 +62,11 @@ def run_suite(suite: Suite) -> SuiteRun:
 def _run_lanes(suite: Suite, progress: Progress) -> None:
     alone = [name for name in progress.selected if name in progress.alone]
     shared = {name: progress.limits[name] for name in progress.selected if name not in alone}
-    parts = share_out(shared, suite.jobs)
+    parts = deque(share_out(shared, suite.jobs))
     with ThreadPoolExecutor(suite.jobs) as pool:
         running = [
-            pool.submit(_run_lane, _part(suite, number), progress, tests)
-            for number, tests in enumerate(parts, start=1)
+            pool.submit(_run_parts, _lane(suite, number), progress, parts)
+            for number in range(1, min(suite.jobs, len(parts)) + 1)
         ]
         try:
             wait(running, return_when=FIRST_EXCEPTION)
@@ -76,12 +77,21 @@ def _run_lanes(suite: Suite, progress: Progress) -> None:
             progress.stop.set()
             raise
     if alone and not progress.stop.is_set():
-        _run_lane(_part(suite, len(parts) + 1), progress, alone)
+        _run_lane(_lane(suite, len(running) + 1), progress, alone)
 
 
-def _part(suite: Suite, number: int) -> Suite:
-    """Give a part a working folder and a log of its own: ``NAME.2.log``."""
-    scratch = suite.scratch / f"part-{number}"
+def _run_parts(lane: Suite, progress: Progress, parts: deque[list[str]]) -> None:
+    while not progress.stop.is_set():
+        try:
+            tests = parts.popleft()
+        except IndexError:
+            return
+        _run_lane(lane, progress, tests)
+
+
+def _lane(suite: Suite, number: int) -> Suite:
+    """Give a lane a working folder and a log of its own: ``NAME.2.log``."""
+    scratch = suite.scratch / f"lane-{number}"
     scratch.mkdir()
     log = suite.log.with_suffix(f".{number}{suite.log.suffix}")
     log.write_bytes(b"")

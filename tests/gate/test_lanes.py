@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +39,7 @@ def test_lanes_run_side_by_side(lab):
     assert lab.outcomes == expected | GOOD_TESTS
     assert list(lab.outcomes) == sorted(lab.outcomes, key=lambda name: name.partition("::")[0])
     logs = sorted(path.name for path in lab.report_path.parent.glob("*.log"))
-    assert logs[:3] == ["gpu-report.1.log", "gpu-report.2.log", "gpu-report.3.log"]
+    assert logs == ["gpu-report.1.log", "gpu-report.2.log", "gpu-report.3.log", "gpu-report.log"]
     # Control: one after the other they wait in vain.
     for name in "ab":
         (lab.folder / name).unlink()
@@ -63,6 +64,50 @@ def test_what_measures_runs_alone(lab):
     done = lab.test("--jobs", 3)
     assert done.returncode == 0, done.stderr
     assert lab.outcomes["test_a_rate.py::test_rate"] == "passed"
+
+
+ONCE = """
+    import os, pathlib, sys
+    sys.path.insert(0, {gpu!r})
+    from made_once import key_of, once
+    import pytest
+
+    @pytest.mark.parametrize("n", range(3))
+    def test_{name}(n):
+        path = pathlib.Path(os.environ["VLLM_GLM5_SHARED"], key_of(["a job"]))
+
+        def make(path):
+            with open({count!r}, "a") as file:
+                file.write("made ")
+            if {name!r} == "dies" and n == 0:
+                path.mkdir()
+                os._exit(1)
+            path.write_text("whole")
+
+        assert once(path, make).read_text() == "whole"
+"""
+
+
+def test_what_several_lanes_need_is_made_once(lab):
+    count, gpu = lab.folder / "count", Path(__file__).parents[1] / "gpu"
+    for name in ("one", "two"):
+        lab.write(f"test_{name}.py", ONCE.format(name=name, count=str(count), gpu=str(gpu)))
+    done = lab.test("--jobs", 2)
+    assert done.returncode == 0, done.stderr
+    assert count.read_text().split() == ["made"]
+    # The next gate takes nothing from it.
+    assert lab.test("--jobs", 2).returncode == 0
+    assert count.read_text().split() == ["made"] * 2
+
+
+def test_who_dies_while_making_it_leaves_it_to_the_next(lab):
+    count, gpu = lab.folder / "count", Path(__file__).parents[1] / "gpu"
+    lab.write("test_dies.py", ONCE.format(name="dies", count=str(count), gpu=str(gpu)))
+    assert lab.test("--jobs", 2).returncode == GATE_FAILED
+    assert sorted(lab.outcomes[f"test_dies.py::test_dies[{n}]"] for n in range(3)) == [
+        "crash", "passed", "passed",
+    ]  # fmt: skip
+    assert count.read_text().split() == ["made"] * 2
 
 
 def test_a_crash_in_one_lane(lab):

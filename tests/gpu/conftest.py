@@ -85,16 +85,27 @@ def figure(request):
 
 
 @pytest.fixture(scope="session")
-def gguf_models(tmp_path_factory):
-    from gguf_suite import Models, call
-
-    reference = os.environ.get("VLLM_GLM5_REFERENCE")
-    return Models(tmp_path_factory.mktemp("models"), Path(reference) if reference else None, call)
+def shared_folder(tmp_path_factory):
+    """A folder that all processes of a gate share; a run without the gate has its own."""
+    shared = os.environ.get("VLLM_GLM5_SHARED")
+    return Path(shared) if shared else tmp_path_factory.mktemp("shared")
 
 
 @pytest.fixture(scope="session")
-def run_engine(tmp_path_factory):
-    """Run an engine once a session for the same job; its arrays and facts, and its log."""
+def gguf_models(shared_folder):
+    from gguf_suite import Models, call
+
+    reference = os.environ.get("VLLM_GLM5_REFERENCE")
+    folder = shared_folder / "models"
+    folder.mkdir(exist_ok=True)
+    return Models(folder, Path(reference) if reference else None, call)
+
+
+@pytest.fixture(scope="session")
+def run_engine(shared_folder):
+    """Run an engine once a gate for the same job; its arrays and facts, and its log."""
     from gguf_suite import Engines, call
 
-    return Engines(tmp_path_factory.mktemp("engines"), call, ENGINE_LIMIT_S)
+    folder = shared_folder / "engines"
+    folder.mkdir(exist_ok=True)
+    return Engines(folder, call, ENGINE_LIMIT_S)

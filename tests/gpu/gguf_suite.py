@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import gguf_model
 import numpy as np
 import pytest
+from made_once import key_of, once
 
 HERE = Path(__file__).parent
 
@@ -79,12 +79,14 @@ class Models:
         self.folder, self.reference, self.call = folder, reference, call
         if reference is None:
             self.config = gguf_model.CONFIG
-            self.config_folder = folder / "config"
-            self.config_folder.mkdir()
-            (self.config_folder / "config.json").write_text(json.dumps(self.config))
+            self.config_folder = once(folder / "config", self._write_config)
         else:
             self.config_folder = reference / "hf"
             self.config = json.loads((self.config_folder / "config.json").read_text())
+
+    def _write_config(self, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(self.config))
 
     def tokens(self, count: int) -> list[int]:
         if self.reference is not None:
@@ -101,42 +103,45 @@ class Models:
         if self.reference is not None:
             (path,) = self.reference.glob(f"*-{kind}.gguf")
             return path
-        path = self.folder / f"generated-{kind}.gguf"
-        if not path.exists():
-            written = {"bf16": "BF16", "q8_0": "Q8_0", "Q4_K_M": "Q4_K"}[kind]
-            gguf_model.write_gguf(path, self.config, written)
-        return path
+        written = {"bf16": "BF16", "q8_0": "Q8_0", "Q4_K_M": "Q4_K"}[kind]
+        return once(
+            self.folder / f"generated-{kind}.gguf",
+            lambda path: gguf_model.write_gguf(path, self.config, written),
+        )
 
     def first_shard(self) -> Path:
         """The Q8_0 model as a set of shards."""
         if self.reference is not None:
             return min(self.reference.glob("*-split/*.gguf"))
-        folder = self.folder / "split"
-        if not folder.exists():
+
+        def write(folder: Path) -> None:
             folder.mkdir()
             gguf_model.write_gguf(folder / "generated.gguf", self.config, "Q8_0", per_shard=20)
-        return min(folder.glob("*.gguf"))
+
+        return min(once(self.folder / "split", write).glob("*.gguf"))
 
     def checkpoint(self, kind: str) -> Path:
         """A Hugging Face folder with the weights that the file holds."""
-        folder = self.folder / f"hf-{kind}"
-        if not folder.exists():
-            gguf_model.write_checkpoint(folder, self.config, [self.file(kind)])
-        return folder
+        file = self.file(kind)
+        return once(
+            self.folder / f"hf-{kind}",
+            lambda folder: gguf_model.write_checkpoint(folder, self.config, [file]),
+        )
 
     def oracle(self, kind: str, sequences: list[list[int]]) -> list[np.ndarray]:
         """Right logits: the reference's where it has them, else transformers in float32."""
         stored = [self._stored(kind, tokens) for tokens in sequences]
         if all(logits is not None for logits in stored):
             return stored
-        key = hashlib.sha256(json.dumps([kind, sequences]).encode()).hexdigest()[:12]
-        out = self.folder / f"oracle-{key}.npz"
-        if not out.exists():
-            job = self.folder / f"oracle-{key}.json"
+        key = key_of([kind, sequences])
+        checkpoint = self.checkpoint(kind)
+
+        def compute(out: Path) -> None:
+            job = out.with_suffix(".json")
             job.write_text(json.dumps(sequences))
-            arguments = ("oracle", self.checkpoint(kind), job, out)
-            self.call("gguf_model.py", *arguments, limit=ORACLE_LIMIT_S)
-        arrays = np.load(out)
+            self.call("gguf_model.py", "oracle", checkpoint, job, out, limit=ORACLE_LIMIT_S)
+
+        arrays = np.load(once(self.folder / f"oracle-{key}.npz", compute))
         return [arrays[f"logits_{i}"] for i in range(len(sequences))]
 
     def _stored(self, kind: str, tokens: list[int]) -> np.ndarray | None:
@@ -152,10 +157,8 @@ class Models:
 
     def with_swapped_gate_and_up(self) -> Path:
         """The BF16 file with the names of ffn_gate and ffn_up exchanged: a wrong model."""
-        path = self.folder / "swapped.gguf"
         data = self.file("bf16").read_bytes()
-        path.write_bytes(_exchange(data))
-        return path
+        return once(self.folder / "swapped.gguf", lambda path: path.write_bytes(_exchange(data)))
 
 
 def _exchange(data: bytes) -> bytes:
@@ -199,12 +202,15 @@ class Engines:
 
     def __call__(self, engine: dict, *, score=(), generate=None) -> Result:
         job = {"engine": ENGINE | engine, "score": list(score), "generate": generate}
-        key = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:12]
-        out, log = self.folder / f"{key}.npz", self.folder / f"{key}.log"
-        if not out.exists():
-            request = self.folder / f"{key}.json"
+        key = key_of(job)
+        log = self.folder / f"{key}.log"
+
+        def run(out: Path) -> None:
+            request = out.with_suffix(".json")
             request.write_text(json.dumps(job))
             log.write_text(self.call("gguf_engine.py", request, out, limit=self.limit))
+
+        out = once(self.folder / f"{key}.npz", run)
         return Result(out, log.read_text())
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_once import key_of, once
 
 torch = pytest.importorskip("torch")
 HERE = Path(__file__).parent
@@ -32,7 +33,7 @@ SEQUENCES = 4
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> dict:
+def model(shared_folder) -> dict:
     """{"folder", "tokens": {name: 4,096 of them}, "logits": {name: float32 of the oracle}}.
 
     Which rows the indexer selects flips with the last bit, and a run's distance with it: one
@@ -40,39 +41,38 @@ def model(tmp_path_factory) -> dict:
     """
     import gguf_model
 
-    work = tmp_path_factory.mktemp("sparse-model")
+    work = shared_folder / "sparse-model"
+    work.mkdir(exist_ok=True)
     given = os.environ.get("VLLM_GLM5_REFERENCE")
     if given:
         reference = Path(given)
         config = json.loads((reference / "hf" / "config.json").read_text())
         file = reference / "glm-dsa-mini-a-bf16.gguf"
     else:
-        config, file = gguf_model.CONFIG, work / "random.gguf"
-        gguf_model.write_gguf(file, config, "BF16")
-    gguf_model.write_checkpoint(work / "hf", config, [file])
+        config = gguf_model.CONFIG
+        file = once(work / "random.gguf", lambda path: gguf_model.write_gguf(path, config, "BF16"))
+    checkpoint = once(
+        work / "hf", lambda folder: gguf_model.write_checkpoint(folder, config, [file])
+    )
     rng = np.random.default_rng(0)
     tokens = {
         f"random {i}": rng.integers(2, config["vocab_size"], 4096).tolist()
         for i in range(SEQUENCES)
     }
-    target = work / "oracle.npz"
-    (work / "tokens.json").write_text(json.dumps(list(tokens.values())))
-    script = [
-        sys.executable,
-        HERE / "gguf_model.py",
-        "oracle",
-        work / "hf",
-        work / "tokens.json",
-        target,
-    ]
-    subprocess.run(script, check=True)
-    arrays = np.load(target)
+
+    def compute(target: Path) -> None:
+        job = target.with_suffix(".json")
+        job.write_text(json.dumps(list(tokens.values())))
+        script = [sys.executable, HERE / "gguf_model.py", "oracle", checkpoint, job, target]
+        subprocess.run(script, check=True)
+
+    arrays = np.load(once(work / "oracle.npz", compute))
     logits = {name: arrays[f"logits_{i}"] for i, name in enumerate(tokens)}
     if given:
         tokens["reference"] = np.load(reference / "tokens.npz")["n4096"].tolist()
         stored = np.load(reference / "logits" / "a.4096.hf.npz")["logits"]
         logits["reference"] = stored.astype(np.float32)
-    return {"folder": str(work / "hf"), "tokens": tokens, "logits": logits}
+    return {"folder": str(checkpoint), "tokens": tokens, "logits": logits}
 
 
 @pytest.fixture(scope="module")
@@ -86,29 +86,31 @@ def requests_(model) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def engine(model, tmp_path_factory):
+def engine(model, shared_folder):
+    folder = shared_folder / "sparse-engines"
+    folder.mkdir(exist_ok=True)
     done: dict[str, dict] = {}
 
     def run(name: str, **changes) -> dict:
         if name in done:
             return done[name]
         job = {"model": model["folder"], "dtype": "bfloat16", "eager": True, "batched_tokens": 8192}
-        folder = tmp_path_factory.mktemp("engine")
-        (folder / "job.json").write_text(json.dumps(job | changes))
-        command = [
-            sys.executable,
-            HERE / "sparse_engine.py",
-            folder / "job.json",
-            folder / "out.npz",
-        ]
-        with (folder / "log").open("w") as log:
-            limit = 380 + changes.get("soak", 0)
-            code = subprocess.run(
-                command, stdout=log, stderr=log, check=False, timeout=limit
-            ).returncode
-        text = (folder / "log").read_text()
-        assert code == 0, f"{name}\n" + text[-5000:]
-        done[name] = dict(np.load(folder / "out.npz")) | {"log": text}
+        job |= changes
+        log = folder / f"{key_of(job)}.log"
+
+        def start(out: Path) -> None:
+            request = out.with_suffix(".json")
+            request.write_text(json.dumps(job))
+            command = [sys.executable, HERE / "sparse_engine.py", request, out]
+            with log.open("w") as file:
+                limit = 380 + changes.get("soak", 0)
+                code = subprocess.run(
+                    command, stdout=file, stderr=file, check=False, timeout=limit
+                ).returncode
+            assert code == 0, f"{name}\n" + log.read_text()[-5000:]
+
+        out = once(folder / f"{key_of(job)}.npz", start)
+        done[name] = dict(np.load(out)) | {"log": log.read_text()}
         return done[name]
 
     return run
