@@ -70,19 +70,23 @@ MANY = [
     config(16, 16, 2, 3),
     config(16, 32, 4, 3),
 ]
-FP8_FEW = [
-    config(16, n, warps, stages)
-    for n, warps, stages in itertools.product((16, 32, 64), (2, 4, 8), (2, 3, 4))
-]
+STEPS = [(16, 2, 2), (16, 2, 3), (16, 4, 2), (16, 4, 3), (32, 4, 2), (32, 4, 3), (32, 8, 2)]
+STEPS += [(32, 8, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3)]
+FP8_FEW = [config(rows, *step) for rows, step in itertools.product((8, 16), STEPS)]
 FP8_MANY = [
-    *(
-        config(32, n, warps, stages)
-        for n, warps, stages in itertools.product((32, 64), (4, 8), (2, 3))
-    ),
+    config(16, 32, 4, 2),
+    config(16, 32, 8, 2),
+    config(32, 16, 4, 2),
+    config(32, 16, 4, 3),
+    config(32, 16, 8, 3),
+    config(32, 32, 4, 2),
+    config(32, 32, 4, 3),
+    config(32, 32, 8, 2),
+    config(32, 32, 8, 3),
+    config(32, 64, 8, 2),
+    config(32, 64, 8, 3),
     config(64, 32, 8, 2),
     config(64, 64, 8, 2),
-    config(16, 32, 4, 2),
-    config(16, 32, 4, 3),
 ]
 INDEXER = [
     {"block_n": n, "block_q": q, "step_q": s, "num_warps": w, "num_stages": st}
