@@ -17,6 +17,7 @@ from pathlib import Path
 import engine_page
 import kernels_page
 import matplotlib as mpl
+from kernels_page import number
 from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,9 +28,8 @@ HEAD = """\
 
 Written by `python benchmarks/performance_page.py {command}`
 from a stored run of `benchmarks/sm120_model.py`; times in microseconds, top-k 2048. Only what is called
-"measured" was measured, on an H200 ([below](#the-kernels-beside-upstreams-on-one-nvidia-h200); what made
-the kernels fast: [report](reports/2026-11-29-sparse-mla-speed.md)). **All other times of the model are
-predictions**: no card of compute capability 12.x has been at hand.
+"measured" was measured, on an H200 ({how}). **All other times of
+the model are predictions**: no card of compute capability 12.x has been at hand.
 
 The model compiles each kernel for the card, reads its resources and instructions from the machine code,
 and takes the largest of four limits: bytes over the copy bandwidth, instructions over the schedulers'
@@ -42,6 +42,9 @@ on the H200) and 1,024 operations of the tensor cores a cycle and multiprocessor
 ![Predicted and measured times against the floor]({picture})
 """
 
+# Of a run that was fitted to a stored run of the kernels; and of the one before there was any.
+HOW = "[below](#the-kernels-beside-upstreams-on-one-nvidia-h200)"
+HOW_BEFORE = "[how](reports/2026-11-29-sparse-mla-speed.md)"
 FP8 = """
 The fp8 cache moves 0.57 of the bytes, and converts each code twice, once for the scores and once for the
 sum. The lower figure takes only bytes, slots and tensor cores for limits; the upper one lets conversions
@@ -53,10 +56,6 @@ heads, prefill may be slower than from a bfloat16 cache.
 
 def shape(row: dict) -> str:
     return f"{row['heads']} x {row['tokens']}"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def limit_of(row: dict) -> str:
@@ -105,7 +104,8 @@ def prediction_table(
         lines.append(
             f"| {shape(plain)} | {number(a['bytes'])} | {number(a['time'])} | {limit_of(plain)} "
             f"| {number(b['bytes'])} | {number(b['least'])} and {number(b['time'])} "
-            f"| {limit_of(packed)} |" + (f" {number(measured[shape(plain)])} |" if measured else "")
+            f"| {limit_of(packed)} |"
+            + (f" {number(measured.get(shape(plain)))} |" if measured else "")
         )
     return lines
 
@@ -114,7 +114,7 @@ def inside(rows: list[dict], measured: dict[str, float]) -> list[str]:
     """How many measured times of the fp8 cache lie between the two that are predicted."""
     if not measured:
         return []
-    these = picked(rows, "H200", "fp8")
+    these = [row for row in picked(rows, "H200", "fp8") if shape(row) in measured]
     bounds = {shape(row): [row["microseconds"][key] for key in ("least", "time")] for row in these}
     between = sum(least <= measured[name] <= most for name, (least, most) in bounds.items())
     return [f"\n{between} of the {len(bounds)} measured times lie between the two."]
@@ -184,6 +184,7 @@ def page(command: str, stored: dict, fp8: dict[str, float], more: str) -> str:
     parts = [
         HEAD.format(
             command=command,
+            how=HOW if "measured" in stored else HOW_BEFORE,
             picture=PICTURE,
             launch=fitted["launch"] * 1e6,
             latency=fitted["latency"] * 1e6,
@@ -221,7 +222,9 @@ def main() -> None:
             run = json.loads(file.read_text())
             more += "\n" + part.section(f"`docs/reports/{file.name}`", run, DOCS)
             if option == "kernels":
-                fp8 = {shape(row): row["ours_fp8"] for row in run["sparse_mla"]}
+                fp8 = {
+                    shape(row): row["ours_fp8"] for row in run["sparse_mla"] if row.get("ours_fp8")
+                }
     (DOCS / "performance.md").write_text(page(command, stored, fp8, more))
 
 

@@ -12,8 +12,8 @@ shared memory and instructions from the machine code, and predicts the time as t
 
 plus a launch for each kernel and the loads that wait for each other. Three constants (a launch, a
 load's latency, cycles from an instruction to the next of its warp) are fitted to what an H200 was
-measured to take (KERNELS.json, a run of sparse_mla.py of the same tree); the same constants then predict an RTX PRO 6000. Nothing of that
-card's column was measured. Conversions of e4m3 depend on each other less than the instructions that
+measured to take (KERNELS.json, a run of sparse_mla.py of the same tree); the same constants then
+predict an RTX PRO 6000. Nothing of that card's column was measured. Conversions of e4m3 depend on each other less than the instructions that
 the constants were fitted to, so "serial" is a bound from above for the fp8 kernel.
 """
 
@@ -212,7 +212,7 @@ def predict(card: Card, kernel: Kernel, work: Work, constants: Constants) -> dic
 def measured(path: Path) -> dict[tuple[int, int], float]:
     """{(heads, tokens): microseconds on an H200} of a stored run of sparse_mla.py."""
     rows = json.loads(path.read_text())["sparse_mla"]
-    return {(row["heads"], row["tokens"]): row["ours"] for row in rows}
+    return {(row["heads"], row["tokens"]): row["ours"] for row in rows if row["ours"]}
 
 
 def fit(rows: list[tuple[Kernel, Work, float]]) -> Constants:
@@ -235,6 +235,12 @@ def main() -> None:
     parser.add_argument("--measured", type=Path, required=True, help="JSON of sparse_mla.py")
     parser.add_argument("--json", type=Path, required=True, help="write the run to this file")
     args = parser.parse_args()
+    if not os.environ.get("VLLM_GLM5_TREE"):
+        parser.error("VLLM_GLM5_TREE must name a patched tree")
+    times = measured(args.measured)
+    lacking = [f"{heads} x {tokens}" for heads, tokens in SHAPES if (heads, tokens) not in times]
+    if lacking:
+        parser.error(f"{args.measured} has no time of {', '.join(lacking)}")
     from loading import load_op
 
     tree = Path(os.environ["VLLM_GLM5_TREE"])
@@ -248,7 +254,6 @@ def main() -> None:
         for cache, ops in modules.items()
         for heads, tokens in SHAPES
     }
-    times = measured(args.measured)
     known = [(*compiled[H200.name, "bfloat16", *shape], times[shape] * 1e-6) for shape in SHAPES]
     constants = fit(known)
     rows = []
@@ -265,6 +270,7 @@ def main() -> None:
     result = {
         "cards": [asdict(H200), asdict(RTX_PRO_6000)],
         "constants": asdict(constants),
+        "measured": args.measured.name,
         "rows": rows,
     }
     args.json.write_text(json.dumps(result, indent=1) + "\n")

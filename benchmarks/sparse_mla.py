@@ -19,7 +19,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from sparse_timing import PAGE, SCALE, TOPK, WIDTH, SparseInputs, copy_bandwidth, graph_time, load
+from sparse_timing import (
+    PAGE,
+    SCALE,
+    TOPK,
+    WIDTH,
+    SparseInputs,
+    copy_bandwidth,
+    graph_time,
+    load,
+    need_gpu,
+)
 
 # (heads, tokens): the most that this backend may take, microseconds on an H200.
 TARGETS = {
@@ -235,6 +245,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave upstream's kernels out")
     parser.add_argument("--trace", action="store_true", help="print what stopped a peer")
     args = parser.parse_args()
+    need_gpu(parser)
     torch.manual_seed(0)
     problems: dict[str, str] = {}
     bandwidth, rows = sparse_table(load("triton_sparse_mla"), args.quick, problems)

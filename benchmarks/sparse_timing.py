@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415
 from __future__ import annotations
 
-import os
+import argparse
 import statistics
 import sys
 from collections.abc import Callable
@@ -23,8 +23,10 @@ def load(name: str):
     return load_module(name)
 
 
-def have_tree() -> bool:
-    return bool(os.environ.get("VLLM_GLM5_TREE"))
+def need_gpu(parser: argparse.ArgumentParser) -> None:
+    """End with a usage error where there is none, before anything takes memory or time."""
+    if not torch.cuda.is_available():
+        parser.error("needs an NVIDIA GPU, and this Python's torch sees none")
 
 
 def event_time(run: Callable[[], object], repeat: int) -> float:

@@ -18,7 +18,7 @@ from tests.commands import ROOT, TAG, given_environment, run_builder
 
 # These need torch, triton and the wheel's other dependencies; tests/upstream runs them in an
 # environment that has those (test_in_vllm_environment.py).
-IN_VLLM_ENVIRONMENT = ("gguf", "gpu", "kernels", "selection")
+IN_VLLM_ENVIRONMENT = ("benchmarks", "gguf", "gpu", "kernels", "selection")
 collect_ignore = (
     [] if "VLLM_GLM5_TREE" in os.environ or "VLLM_GLM5_GPU" in os.environ
     else [name for name in IN_VLLM_ENVIRONMENT if (ROOT / "tests" / name).exists()]

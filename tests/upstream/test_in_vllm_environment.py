@@ -1,7 +1,8 @@
 """The tests that need torch, triton or an installed vLLM, run in an environment that has them.
 
 `.[test]` holds neither torch nor triton: which ones are right depends on the release. One test here
-is one file of tests/gguf, tests/kernels or tests/selection, run by the environment's own pytest.
+is one file of tests/benchmarks, tests/gguf, tests/kernels or tests/selection, run by the environment's
+own pytest.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.commands import ROOT, each_release
 
 FILES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("gguf", "kernels", "selection")
+    for folder in ("benchmarks", "gguf", "kernels", "selection")
     for path in (ROOT / "tests" / folder).glob("test_*.py")
 )
 

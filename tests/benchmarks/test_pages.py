@@ -1,0 +1,109 @@
+"""docs/performance.md is what its own command makes of the stored runs; the pictures apart."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture
+def pages(monkeypatch, tmp_path):
+    """performance_page, writing to a folder of its own, where nothing is drawn."""
+    pytest.importorskip("numpy")
+    names = ("matplotlib", "matplotlib.pyplot", "matplotlib.axes")
+    matplotlib, pyplot, axes = modules = [ModuleType(name) for name in names]
+    matplotlib.pyplot, matplotlib.rcParams, axes.Axes = pyplot, {}, object
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    ours = ("performance_page", "kernels_page", "engine_page")
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import performance_page
+
+    for page, draw in (
+        (performance_page, "draw"),
+        (performance_page.kernels_page, "draw"),
+        (performance_page.engine_page, "draw_speed"),
+        (performance_page.engine_page, "draw_shares"),
+    ):
+        monkeypatch.setattr(page, draw, lambda *_: None)
+    monkeypatch.setattr(performance_page, "DOCS", tmp_path)
+    yield performance_page
+    for name in ours:
+        sys.modules.pop(name, None)
+
+
+def arguments(text: str) -> list[str]:
+    """Those of the command that the page names."""
+    found = re.search(r"performance_page\.py ((?:[^`]|\n)+)`", text)
+    assert found
+    return found[1].replace("\\\n", " ").split()
+
+
+def written(pages, monkeypatch, given: list[str]) -> str:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["performance_page.py", *given])
+    pages.main()
+    return (pages.DOCS / "performance.md").read_text()
+
+
+def test_the_page_is_what_the_stored_runs_give(pages, monkeypatch):
+    text = (DOCS / "performance.md").read_text()
+    assert written(pages, monkeypatch, arguments(text)) == text
+    pictures = re.findall(r"!\[.*\]\((.+\.svg)\)", text)
+    assert len(pictures) >= 2
+    assert all((DOCS / picture).is_file() for picture in pictures)
+
+
+def test_a_kernel_that_was_not_measured_is_a_dash(pages, monkeypatch, tmp_path):
+    given = arguments((DOCS / "performance.md").read_text())
+    place = given.index("--kernels") + 1
+    stored = json.loads((ROOT / given[place]).read_text())
+    run = copy.deepcopy(stored)
+    run["sparse_mla"][0]["ours_fp8"] = None  # a peer that raised
+    file = tmp_path / "lacking.json"
+    file.write_text(json.dumps(run))
+    text = written(pages, monkeypatch, [*given[:place], str(file), *given[place + 1 :]])
+    shapes = len(stored["sparse_mla"])
+    assert f" of the {shapes - 1} measured times lie between the two." in text
+    assert re.search(r"\| 8 x 1 \|.* serial \| - \|", text)
+
+
+def test_the_model_is_fitted_to_what_was_measured(monkeypatch, tmp_path, capsys):
+    """Each shape has to have a time; one that has none is named before anything compiles."""
+    import sm120_model
+
+    given = arguments((DOCS / "performance.md").read_text())
+    stored = json.loads((ROOT / given[given.index("--kernels") + 1]).read_text())
+    file = tmp_path / "kernels.json"
+    file.write_text(json.dumps(stored))
+    times = sm120_model.measured(file)
+    assert times.keys() == set(sm120_model.SHAPES)
+    assert times[8, 1] == stored["sparse_mla"][0]["ours"]
+    stored["sparse_mla"][0]["ours"] = None
+    file.write_text(json.dumps(stored))
+    monkeypatch.setenv("VLLM_GLM5_TREE", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["sm120_model.py", "--measured", str(file), "--json", "x"])
+    with pytest.raises(SystemExit):
+        sm120_model.main()
+    assert "has no time of 8 x 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["sparse_mla", "tune_sparse_mla"])
+def test_without_a_gpu_a_script_says_so(script, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", [f"{script}.py"])
+    module = __import__(script)
+    with pytest.raises(SystemExit):
+        module.main()
+    assert "needs an NVIDIA GPU" in capsys.readouterr().err
