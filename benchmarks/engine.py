@@ -7,8 +7,9 @@ Needs one GPU with about 120 GB and an environment with the built wheel. One eng
 process of its own: random weights in bfloat16, one dense layer and two of 256 experts, so that a
 layer's share is that of the real model and only the head's is too large (the vocabulary is cut for
 that). TRITON_MLA_SPARSE has its own indexer, FLASHMLA_SPARSE has DeepGEMM. A cell prefills every
-request for real: a shared prefix would keep the rows that attention gathers in the L2 cache. Cells
-of more than --tokens prompt tokens, or than the KV cache holds, are left out and say so.
+request for real: a shared prefix would keep the rows that attention gathers in the L2 cache. The first
+requests go on decoding until the last one is prefilled, and a step counts while all decode. Cells of more
+than --tokens tokens, or than the KV cache holds, are left out and say so.
 
 --trace adds to each cell what the kernels of one decode step took, by part of a layer.
 engine_page.py makes the pictures of docs/performance.md from the stored run.
@@ -21,6 +22,7 @@ import argparse
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,14 +34,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
 from gguf_model import REAL_LAYERS
 
 INDEXERS = {"TRITON_MLA_SPARSE": "triton", "FLASHMLA_SPARSE": "deep_gemm"}
-NEW_TOKENS = 33
+STEPS = 32  # of decoding that are measured
+STEP_TOKENS = 8192
 KV_GIB = 40
 CONFIG = REAL_LAYERS | {"max_position_embeddings": 202752, "vocab_size": 8192}
-# Parts of a layer by what their kernels are called; the first that matches counts.
+# Parts of a layer by what their kernels are called; the first that matches counts. Experts stand before
+# the indexer, whose top-k is no router's: vllm::moe::grouped_topk_fused_kernel.
 PARTS = {
     "attention": ("sparse_mla", "flash_fwd_splitkv", "sparse_fwd", "flashmla", "merge_splits"),
+    "experts": ("moe", "expert", "grouped_topk", "sigmoid"),
     "indexer": ("mqa_logits", "topk", "top_k", "indexer", "fp8_quant", "cp_gather"),
-    "experts": ("moe", "expert", "fused_moe", "topk_softmax", "sigmoid"),
     "cache and rope": ("cache", "rope", "rotary", "convert_req"),
     "dense matrices": ("gemm", "cublas", "nvjet", "cutlass", "sm90_xmma", "matmul"),
 }
@@ -50,7 +54,14 @@ def part_of(kernel: str) -> str:
     return next((part for part, keys in PARTS.items() if any(k in name for k in keys)), "rest")
 
 
-def start(backend: str, context: int):
+def new_tokens(batch: int, context: int) -> int:
+    """Of each request: the first one decodes in the steps that prefill the others, and in those measured."""
+    prefill = math.ceil(batch * context / (STEP_TOKENS - batch))
+    return prefill + STEPS + 8  # one more is under the profiler, a few may not be full
+
+
+def start(backend: str, room: int):
+    """:param room: the most tokens of a request, its prompt's and the new ones."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["VLLM_SPARSE_INDEXER_BACKEND"] = INDEXERS[backend]
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
@@ -65,8 +76,8 @@ def start(backend: str, context: int):
         load_format="dummy",
         skip_tokenizer_init=True,
         attention_backend=backend,
-        max_model_len=context + 2 * NEW_TOKENS,
-        max_num_batched_tokens=8192,
+        max_model_len=room,
+        max_num_batched_tokens=STEP_TOKENS,
         max_num_seqs=256,
         kv_cache_memory_bytes=KV_GIB << 30,
         gpu_memory_utilization=0.95,
@@ -78,7 +89,7 @@ def start(backend: str, context: int):
 
 
 def cell(llm, batch: int, context: int, trace: bool) -> dict:
-    """Time to the first token of all, and new tokens a second after it."""
+    """Time to the first token of all, and new tokens a second while all decode."""
     import numpy as np
     import vllm
 
@@ -88,30 +99,38 @@ def cell(llm, batch: int, context: int, trace: bool) -> dict:
         for _ in range(batch)
     ]
     params = vllm.SamplingParams(
-        temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False
+        temperature=0.0,
+        max_tokens=new_tokens(batch, context),
+        ignore_eos=True,
+        detokenize=False,
     )
     engine = llm.llm_engine
-    for i, prompt in enumerate(prompts):
-        engine.add_request(f"{batch}-{context}-{i}", prompt, params)
+    names = [f"{batch}-{context}-{i}" for i in range(batch)]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add_request(name, prompt, params)
     began = time.perf_counter()
     first: dict[str, float] = {}
     steps: list[float] = []
     kernels: dict[str, float] = {}
     last = began
-    while engine.has_unfinished_requests():
-        tracing = trace and len(first) == batch and len(steps) == NEW_TOKENS // 2
+    while len(steps) < STEPS and engine.has_unfinished_requests():
+        decoding = len(first) == batch
+        tracing = trace and not kernels and decoding and len(steps) == STEPS // 2
         outputs = traced(engine, kernels) if tracing else engine.step()
         now = time.perf_counter()
-        if len(first) == batch and not tracing:
+        # One that has finished has a row in no later step.
+        if decoding and not tracing and len(outputs) == batch:
             steps.append(now - last)
-        elif tracing:
-            steps.append(float("nan"))
         for output in outputs:
             if output.outputs and output.outputs[0].token_ids:
                 first.setdefault(output.request_id, now - began)
         last = now
-    decode = sorted(step for step in steps if not math.isnan(step))
-    median = decode[len(decode) // 2]
+    if len(steps) < STEPS:
+        raise RuntimeError(f"{len(steps)} steps of {batch} requests at once, {STEPS} are measured")
+    engine.abort_request(names)
+    while engine.has_unfinished_requests():
+        engine.step()
+    median = statistics.median(steps)
     return {
         "batch": batch,
         "context": context,
@@ -155,21 +174,22 @@ def card() -> dict:
 
 def run(options: argparse.Namespace) -> None:
     """The child: one backend, a line of JSON a cell."""
-    llm = start(options.backend, max(options.contexts))
+    cells = [(context, batch) for context in options.contexts for batch in options.batches]
+    room = max(context + new_tokens(batch, context) for context, batch in cells)
+    llm = start(options.backend, room)
     capacity = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks * (
         llm.llm_engine.vllm_config.cache_config.block_size
     )
     print("CARD", json.dumps(card()), flush=True)
     cell(llm, 1, 1024, trace=False)  # compiles what a first request compiles
-    for context in options.contexts:
-        for batch in options.batches:
-            row: dict = {"backend": options.backend, "batch": batch, "context": context}
-            total = batch * (context + NEW_TOKENS)
-            if total > min(capacity, options.tokens):
-                row["left_out"] = f"{total} tokens; {min(capacity, options.tokens)} fit"
-            else:
-                row |= cell(llm, batch, context, options.trace)
-            print("CELL", json.dumps(row), flush=True)
+    for context, batch in cells:
+        row: dict = {"backend": options.backend, "batch": batch, "context": context}
+        total = batch * (context + new_tokens(batch, context))
+        if total > min(capacity, options.tokens):
+            row["left_out"] = f"{total} tokens; {min(capacity, options.tokens)} fit"
+        else:
+            row |= cell(llm, batch, context, options.trace)
+        print("CELL", json.dumps(row), flush=True)
     sys.stdout.flush()
     os._exit(0)  # the engine's own shutdown can take a minute
 
@@ -194,10 +214,18 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def names(text: str) -> list[str]:
+    given = text.split(",")
+    if unknown := set(given) - INDEXERS.keys():
+        known = ", ".join(INDEXERS)
+        raise argparse.ArgumentTypeError(f"no {', '.join(sorted(unknown))} here, but {known}")
+    return given
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--backends", default=",".join(INDEXERS))
+    parser.add_argument("--backends", type=names, default=list(INDEXERS))
     parser.add_argument("--contexts", type=numbers, default=[4096, 32768, 131072])
     parser.add_argument("--batches", type=numbers, default=[1, 8, 64, 256])
     parser.add_argument("--tokens", type=int, default=4_000_000)
@@ -207,9 +235,12 @@ def main() -> None:
     if options.backend:
         run(options)
         return
+    from sparse_timing import need_gpu
+
+    need_gpu(parser)
     rows: list[dict] = []
     stored: dict = {"cells": rows}
-    for backend in options.backends.split(","):
+    for backend in options.backends:
         command = [sys.executable, __file__, *sys.argv[1:], "--backend", backend]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout

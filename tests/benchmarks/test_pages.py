@@ -98,7 +98,7 @@ def test_the_model_is_fitted_to_what_was_measured(monkeypatch, tmp_path, capsys)
     assert "has no time of 8 x 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("script", ["sparse_mla", "tune_sparse_mla"])
+@pytest.mark.parametrize("script", ["sparse_mla", "tune_sparse_mla", "engine"])
 def test_without_a_gpu_a_script_says_so(script, monkeypatch, capsys):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
