@@ -17,8 +17,9 @@ from references import (  # noqa: E402
 )
 
 SCALE = 0.06
-# The loop in both of its forms.
-forms = pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+# The loop in each of its forms: 8 heads a program take the one that exchanges heads and rows.
+FORMS = {"flat": {}, "nested": {"nested": True}, "transposed": {"block_h": 8}}
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
 
@@ -36,8 +37,12 @@ def poisoned_cache(blocks: int, page: int, width: int, named: set[int], seed: in
     return cache
 
 
-def run(ops, q, cache, indices, *, splits=1, block_h=16, block_n=32, nested=False, **kwargs):
-    config = ops.SparseMLAConfig(block_h, block_n, 4, 2, nested=nested)
+def config_of(ops, *, block_h=16, nested=False):
+    return ops.SparseMLAConfig(block_h, 32, 4, 2, nested=nested)
+
+
+def run(ops, q, cache, indices, *, splits=1, block_h=16, nested=False, **kwargs):
+    config = config_of(ops, block_h=block_h, nested=nested)
     rope = cache.shape[-1] - 512
     return ops.sparse_mla_forward(
         q[..., :512],
@@ -68,28 +73,28 @@ def check(ops, q, cache, indices, lists, **kwargs):
     ("tokens", "heads", "rope", "topk"),
     [(1, 6, 64, 128), (2, 1, 64, 100), (2, 12, 0, 96), (1, 20, 64, 64), (1, 64, 64, 64)],
 )
-def test_heads_tokens_and_widths(sparse_mla, tokens, heads, rope, topk, splits, nested):
+def test_heads_tokens_and_widths(sparse_mla, tokens, heads, rope, topk, splits, form):
     rng = random.Random(heads)
     lists = [[rng.randrange(300) for _ in range(topk)] for _ in range(tokens)]
     cache = poisoned_cache(5, 64, 512 + rope, {n for names in lists for n in names})
     q = queries(tokens, heads, rope)
-    check(sparse_mla, q, cache, lists, lists, splits=splits, nested=nested)
+    check(sparse_mla, q, cache, lists, lists, splits=splits, **form)
 
 
 @forms
 @pytest.mark.parametrize("splits", [1, 4], ids="splits{}".format)
-def test_padding_anywhere(sparse_mla, splits, nested):
+def test_padding_anywhere(sparse_mla, splits, form):
     lists, indices = PADDED_LISTS, PADDED_INDICES
     cache = poisoned_cache(1, 64, 576, {n for names in lists for n in names})
     q = queries(5, 6)
-    out, lse = check(sparse_mla, q, cache, indices, lists, splits=splits, nested=nested)
+    out, lse = check(sparse_mla, q, cache, indices, lists, splits=splits, **form)
     assert (out[0] == 0).all()
     assert (lse[0] == -torch.inf).all()
 
 
 @forms
 @pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
-def test_indices_that_name_no_row(sparse_mla, paged, nested):
+def test_indices_that_name_no_row(sparse_mla, paged, form):
     """None may be read: each would fault on a card or bring in another request's rows."""
     page, blocks = 4, 6
     end = page * blocks
@@ -99,7 +104,7 @@ def test_indices_that_name_no_row(sparse_mla, paged, nested):
     q = queries(2, 6)
     if not paged:
         cache = poisoned_cache(blocks, page, 576, {2})
-        check(sparse_mla, q, cache, indices, lists, nested=nested)
+        check(sparse_mla, q, cache, indices, lists, **form)
         return
     # Position 2 of the second request lies in block 3; other entries name no block.
     table = torch.tensor([[INT_MIN, -1, 0, 0, 0, 0], [3, -1, blocks, INT_MAX, INT_MIN, 5]])
@@ -114,7 +119,7 @@ def test_indices_that_name_no_row(sparse_mla, paged, nested):
         indices,
         req_id=torch.tensor([1, 1], dtype=torch.int32),
         block_table=table.to(torch.int32),
-        nested=nested,
+        **form,
     )
     expected, expected_lse = sparse_mla_reference(q, {row: cache[3, 2]}, [[row], []], SCALE)
     assert_close(out, expected, 1e-3, "out")
@@ -123,7 +128,7 @@ def test_indices_that_name_no_row(sparse_mla, paged, nested):
 
 @forms
 @pytest.mark.parametrize("splits", [1, 2], ids="splits{}".format)
-def test_block_table_of_each_request(sparse_mla, splits, nested):
+def test_block_table_of_each_request(sparse_mla, splits, form):
     page = 8
     table, req_id, indices, lists = two_requests(page)
     cache = poisoned_cache(40, page, 576, {n for names in lists for n in names})
@@ -134,14 +139,14 @@ def test_block_table_of_each_request(sparse_mla, splits, nested):
         indices,
         lists,
         splits=splits,
-        nested=nested,
+        **form,
         req_id=torch.tensor(req_id, dtype=torch.int32),
         block_table=table,
     )
 
 
 @forms
-def test_block_numbers_beyond_16_bits(sparse_mla, nested):
+def test_block_numbers_beyond_16_bits(sparse_mla, form):
     """The nested form reads the block table by halves: both must count, and their signs."""
     page, blocks = 1, 70_000
     names = [69_999, 65_536 + 5, 40_000, 5]  # upper half set; lower half with its sign bit; plain
@@ -153,7 +158,7 @@ def test_block_numbers_beyond_16_bits(sparse_mla, nested):
         q,
         cache,
         [[0, 1, 2, 3, 4, 5] + [-1] * 26],
-        nested=nested,
+        **form,
         req_id=torch.tensor([0], dtype=torch.int32),
         block_table=table,
     )
@@ -163,7 +168,8 @@ def test_block_numbers_beyond_16_bits(sparse_mla, nested):
     assert_close(lse, expected_lse, 1e-5, "lse")
 
 
-def test_strided_cache_and_queries(sparse_mla):
+@forms
+def test_strided_cache_and_queries(sparse_mla, form):
     """Padded pages, padded rows, and queries as the MLA layer hands them over."""
     names = {0, 5, 17, 30}
     dense = poisoned_cache(8, 4, 576, names)
@@ -178,7 +184,12 @@ def test_strided_cache_and_queries(sparse_mla):
     ]
     indices = [sorted(names) + [-1] * 28] * tokens
     out, lse = sparse_mla.sparse_mla_forward(
-        nope, pe, cache, torch.tensor(indices, dtype=torch.int32), SCALE
+        nope,
+        pe,
+        cache,
+        torch.tensor(indices, dtype=torch.int32),
+        SCALE,
+        config=config_of(sparse_mla, **form),
     )
     rows = {n: dense[n // 4, n % 4] for n in names}
     expected, expected_lse = sparse_mla_reference(q, rows, [sorted(names)] * tokens, SCALE)
@@ -187,7 +198,7 @@ def test_strided_cache_and_queries(sparse_mla):
 
 
 @forms
-def test_rows_beyond_two_to_the_31_elements(sparse_mla, nested):
+def test_rows_beyond_two_to_the_31_elements(sparse_mla, form):
     """An int32 element offset would wrap from row 3,728,271 on."""
     blocks = 2**31 // (64 * 576) + 10
     cache = torch.empty(blocks, 64, 576, dtype=torch.float16)  # touched pages alone become memory
@@ -196,14 +207,16 @@ def test_rows_beyond_two_to_the_31_elements(sparse_mla, nested):
     for n in names:
         cache[n // 64, n % 64] = torch.randn(576, generator=torch.Generator().manual_seed(n % 97))
     indices = [[*names, *[-1] * 29]]
-    check(sparse_mla, queries(1, 6), cache, indices, [names], nested=nested)
+    check(sparse_mla, queries(1, 6), cache, indices, [names], **form)
 
 
-def test_batch_invariant_results_do_not_depend_on_the_batch(sparse_mla):
+@pytest.mark.parametrize("heads", [6, 12])
+def test_batch_invariant_results_do_not_depend_on_the_batch(sparse_mla, heads):
+    """In the form for up to 8 heads, and in the one for more."""
     rng = random.Random(5)
     lists = [[rng.randrange(64) for _ in range(128)] for _ in range(5)]
     cache = poisoned_cache(1, 64, 576, {n for names in lists for n in names})
-    q = queries(5, 6)
+    q = queries(5, heads)
     indices = torch.tensor(lists, dtype=torch.int32)
 
     def both(**kwargs):
