@@ -34,8 +34,10 @@ from sparse_timing import (
 # (heads, tokens): the most that this backend may take, microseconds on an H200.
 TARGETS = {
     (8, 1): 16, (8, 16): 24, (8, 64): 55, (8, 256): 180, (8, 2048): 1400,
-    (64, 1): 18, (64, 16): 45, (64, 64): 85, (64, 2048): 2400,
+    (64, 1): 18, (64, 16): 45, (64, 64): 85, (64, 2048): 1900,
 }  # fmt: skip
+# Of the copy bandwidth of the same run, at least: 8 heads, from 64 tokens on.
+SHARE = 0.75
 # Of DeepGEMM's time.
 INDEXER_TARGETS = {"prefill": 2.2, "decode": 1.3}
 TRACE = "--trace" in sys.argv
@@ -104,16 +106,23 @@ def ds_mla_pool(pool: torch.Tensor) -> torch.Tensor:
     return torch.cat([ds_mla_rows(part[:, :512], part[:, 512:]) for part in parts])
 
 
+def most(heads: int, tokens: int, floor: float) -> float:
+    """Microseconds that this backend may take where the bytes take `floor`."""
+    target = TARGETS[heads, tokens]
+    return min(target, floor / SHARE) if heads == 8 and tokens >= 64 else target
+
+
 def sparse_table(ops, quick: bool, problems: dict[str, str]) -> tuple[float, list[dict]]:
     bandwidth = copy_bandwidth()
     pool = torch.randn(1 << 20, WIDTH, device="cuda", dtype=torch.bfloat16)
     fp8_ops = load("triton_sparse_mla_fp8")
     packed = ds_mla_pool(pool)
     rows = []
-    for (heads, tokens), target in TARGETS.items():
+    for heads, tokens in TARGETS:
         inputs = SparseInputs(pool, heads, tokens)
-        row: dict = {"heads": heads, "tokens": tokens, "target": target}
-        row["floor"] = inputs.floor_bytes() / bandwidth * 1e6
+        floor = inputs.floor_bytes() / bandwidth * 1e6
+        row: dict = {"heads": heads, "tokens": tokens, "target": most(heads, tokens, floor)}
+        row["floor"] = floor
         peers: dict[str, Callable[[SparseInputs], float]] = {
             "ours": lambda i: graph_time(i.ours(ops)),
             "ours_rows": lambda i: graph_time(i.ours(ops, paged=False)),
@@ -232,11 +241,11 @@ def report(bandwidth: float, rows: list[dict], indexer: list[dict]) -> None:
     print("| --- " * 7 + "|")
     for row in indexer:
         ratio = row["ours"] / row["deep_gemm"] if row["ours"] and row["deep_gemm"] else None
-        most = INDEXER_TARGETS[row["what"]]
-        met = "-" if ratio is None else ("met" if ratio <= most else "MISSED")
+        limit = INDEXER_TARGETS[row["what"]]
+        met = "-" if ratio is None else ("met" if ratio <= limit else "MISSED")
         shown = "-" if ratio is None else f"{ratio:.2f}"
         cells = f"{row['shape']} | {show(row['deep_gemm'])} | {show(row['ours'])} | {shown}"
-        print(f"| {row['what']} | {cells} | {most} | {met} |")
+        print(f"| {row['what']} | {cells} | {limit} | {met} |")
 
 
 def main() -> None:

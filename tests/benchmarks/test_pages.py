@@ -98,6 +98,13 @@ def test_the_model_is_fitted_to_what_was_measured(monkeypatch, tmp_path, capsys)
     assert "has no time of 8 x 1" in capsys.readouterr().err
 
 
+def test_a_share_of_the_copy_bandwidth_is_asked_for():
+    sparse_mla = pytest.importorskip("sparse_mla", reason="needs torch")
+    assert sparse_mla.most(8, 64, 35.8) == pytest.approx(35.8 / 0.75)
+    assert sparse_mla.most(8, 16, 9.0) == sparse_mla.TARGETS[8, 16]
+    assert sparse_mla.most(64, 2048, 1205) == 1900
+
+
 @pytest.mark.parametrize("script", ["sparse_mla", "tune_sparse_mla", "engine"])
 def test_without_a_gpu_a_script_says_so(script, monkeypatch, capsys):
     torch = pytest.importorskip("torch")
