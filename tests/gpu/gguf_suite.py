@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gguf_model
@@ -67,6 +68,44 @@ def relative_l2(ours: np.ndarray, oracle: np.ndarray) -> float:
 
 def top1(ours: np.ndarray, oracle: np.ndarray) -> float:
     return float((ours.argmax(-1) == oracle.argmax(-1)).mean())
+
+
+def typical_distance(found: np.ndarray, right: np.ndarray) -> float:
+    """The median over the positions of their relative L2."""
+    each = [relative_l2(one[None], other[None]) for one, other in zip(found, right, strict=True)]
+    return float(np.median(each))
+
+
+def least_saved(size: int, whole: float) -> float:
+    """How much less of a file a rank has to touch than one that takes all of it, at the least.
+
+    A third is ffn_down_exps, cut through rows that are less than a page: every rank touches all.
+    Half of the rest is room for what several processes hold to talk to each other.
+    """
+    return whole * 2 / 3 * (1 - 1 / size) / 2
+
+
+def require_end(server: subprocess.Popen, others: list, limit: float) -> None:
+    """Fail unless a server ends by an error, and soon after it each of its processes (psutil's)."""
+    import psutil
+
+    try:
+        status = server.wait(limit)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the server still runs after {limit} s")
+    assert status != 0, "the server ended as if nothing had happened"
+
+    def run(process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    deadline = time.monotonic() + limit
+    while left := [process for process in others if run(process)]:
+        if time.monotonic() > deadline:
+            pytest.fail(f"the server ended and left {left}")
+        time.sleep(0.1)
 
 
 class Models:

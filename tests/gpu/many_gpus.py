@@ -2,7 +2,9 @@
 
 JOB: `engine` (arguments of vllm.LLM), `tokens` (one prompt whose logits are wanted), `throughput`
 (requests, prompt tokens, new tokens). OUT: `score` [tokens, vocabulary], log-probabilities in
-float32, and the JSON string `facts`, with what each rank's process read and held.
+float32, and the JSON string `facts`, with what each rank's process read and held. With several
+ranks also `without_attention` and `without_anything`: the same after the last rank's attention
+heads, and then all else that it adds, were silenced.
 """
 
 from __future__ import annotations
@@ -15,9 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
+# What ends a rank's share of attention, and of the experts and the other MLPs.
+ATTENTION, MLPS = ["o_proj."], ["down_proj.", "w2_"]
+
 
 def process_facts(_worker) -> dict[str, float]:
-    """Runs in each rank's process: GiB that it read by calls, and the most that it held (VmHWM)."""
+    """Runs in each rank's process: GiB that it read from the disk, and the most that it held.
+
+    The latter (VmHWM) includes what it touched of the mapped files: those are mapped until the
+    model is loaded.
+    """
     import pathlib
 
     def value(file: str, key: str) -> int:
@@ -25,9 +34,29 @@ def process_facts(_worker) -> dict[str, float]:
         return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
     return {
-        "read_gib": value("io", "rchar:") / 2**30,
+        "read_gib": value("io", "read_bytes:") / 2**30,
         "peak_host_gib": value("status", "VmHWM:") / 2**20,
     }
+
+
+def silence_last_rank(worker, modules: list[str]) -> int:
+    """Runs in each rank's process: make the last one's weights of some modules zeros; how many."""
+    from vllm.distributed import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+    )
+
+    if get_tensor_model_parallel_rank() != get_tensor_model_parallel_world_size() - 1:
+        return 0
+    # A block of zeros stands for zeros in every quantization here: its scale is one of them.
+    weights = [
+        parameter.data
+        for name, parameter in worker.get_model().named_parameters()
+        if any(module in name for module in modules) and not name.endswith("qweight_type")
+    ]
+    for weight in weights:
+        weight.zero_()
+    return len(weights)
 
 
 def decode_rate(llm, requests: int, prompt: int, new: int) -> float:
@@ -57,7 +86,10 @@ def main() -> None:
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     import vllm
     from gguf_engine import table
+    from gguf_load_rate import drop
 
+    for shard in Path(job["engine"]["model"]).parent.glob("*.gguf"):
+        drop(shard)  # what a rank reads from the page cache is not counted as read
     began = time.perf_counter()
     llm = vllm.LLM(**job["engine"])
     facts = {"ready_s": round(time.perf_counter() - began, 1)}
@@ -66,9 +98,19 @@ def main() -> None:
     params = vllm.SamplingParams(
         max_tokens=1, temperature=0.0, prompt_logprobs=vocab, flat_logprobs=True, detokenize=False
     )
-    (result,) = llm.generate([{"prompt_token_ids": job["tokens"]}], params, use_tqdm=False)
+
+    def score() -> np.ndarray:
+        (result,) = llm.generate([{"prompt_token_ids": job["tokens"]}], params, use_tqdm=False)
+        return table(result.prompt_logprobs, vocab)[1:]
+
+    out = {"score": score()}
     facts["decode_tokens_per_s"] = decode_rate(llm, *job["throughput"])
-    np.savez(sys.argv[2], score=table(result.prompt_logprobs, vocab)[1:], facts=json.dumps(facts))
+    if len(facts["ranks"]) > 1:
+        for name, modules in (("without_attention", ATTENTION), ("without_anything", MLPS)):
+            done = llm.collective_rpc(silence_last_rank, args=(modules,))
+            assert done[-1] and not any(done[:-1]), done
+            out[name] = score()
+    np.savez(sys.argv[2], facts=json.dumps(facts), **out)
     print(json.dumps(facts))
 
 

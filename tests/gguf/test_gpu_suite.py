@@ -1,0 +1,132 @@
+"""What the GPU suite's own checks see, where no GPU is needed to know it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import cpu_vllm
+import many_gpus
+import numpy as np
+import pytest
+from gguf_suite import least_saved, relative_l2, require_end, top1, typical_distance
+
+
+@pytest.mark.parametrize(("modules", "count"), [(many_gpus.ATTENTION, 2), (many_gpus.MLPS, 3)])
+def test_the_last_rank_is_silenced_and_no_other(modules, count, files, data):
+    """The control of TP=8: were it to change nothing, any rank would look right beside it."""
+    import gguf
+
+    config = cpu_vllm.engine_config(files["q8_0"], data / "hf")
+    model = cpu_vllm.load(config, rank=1, size=2)
+    worker = SimpleNamespace(get_model=lambda: model)
+    before = {name: tensor.clone() for name, tensor in cpu_vllm.parameters(model).items()}
+    with cpu_vllm.ranks(config, 0, 2):
+        assert many_gpus.silence_last_rank(worker, modules) == 0
+    assert cpu_vllm.differing(cpu_vllm.parameters(model), before) == []
+    with cpu_vllm.ranks(config, 1, 2):
+        assert many_gpus.silence_last_rank(worker, modules) == count
+    after = cpu_vllm.parameters(model)
+    changed = cpu_vllm.differing(after, before)
+    assert len(changed) == count
+    for name in changed:
+        assert any(module in name for module in modules), name
+        assert before[name].any()
+        assert not gguf.quants.dequantize(after[name].numpy(), gguf.GGMLQuantizationType.Q8_0).any()
+
+
+def test_a_silent_rank_is_told_from_a_sum_in_another_order():
+    """By the typical position: over all of them, a few that chose another expert weigh as much."""
+    rng = np.random.default_rng(0)
+    right = rng.standard_normal((400, 256))
+    few = right.copy()
+    few[:20] += 0.4 * rng.standard_normal((20, 256))
+    silent = right + 0.09 * rng.standard_normal(right.shape)
+    assert relative_l2(few, right) == pytest.approx(relative_l2(silent, right), abs=0.01)
+    assert relative_l2(silent, right) < 0.10, "the bound for Q4_K would let it pass"
+    assert 2 * typical_distance(few, right) < typical_distance(silent, right)
+    assert top1(few, right) > 0.93
+
+
+TOUCH = """
+import mmap, pathlib, sys
+import numpy as np
+
+path, share = sys.argv[1], float(sys.argv[2])
+with open(path, "rb") as file:
+    data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+for start in range(0, len(data), 1 << 20):
+    data[start : start + int(share * (1 << 20))].sum()
+lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_rank_that_touches_all_of_a_file_is_seen(size, tmp_path):
+    """The peak of a process counts the mapped pages that it touched, and no others."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(256 << 20))
+
+    def peak_gib(share: float) -> float:
+        command = [sys.executable, "-c", TOUCH, str(path), str(share)]
+        return int(subprocess.run(command, capture_output=True, check=True).stdout) / 2**20
+
+    alone, limit = peak_gib(1.0), least_saved(size, 0.25)
+    assert alone - peak_gib(1 / 3 + 2 / 3 / size) > limit
+    assert alone - peak_gib(1.0) < limit
+
+
+SERVER = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("ready", flush=True)
+sys.stdin.readline()
+if {ends_child}:
+    child.kill()
+    child.wait()
+if {hangs}:
+    time.sleep(60)
+sys.exit({status})
+"""
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        ({"ends_child": True, "hangs": False, "status": 1}, None),
+        ({"ends_child": True, "hangs": True, "status": 1}, "the server still runs after 2 s"),
+        ({"ends_child": True, "hangs": False, "status": 0}, "as if nothing had happened"),
+        ({"ends_child": False, "hangs": False, "status": 1}, "the server ended and left"),
+    ],
+)
+def test_the_end_of_a_server(behaviour, words):
+    """One that hangs, or that leaves a process which holds a GPU, is no server that ended."""
+    import psutil
+
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER.format(**behaviour)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    children = []
+    try:
+        assert server.stdout.readline() == "ready\n"
+        children = psutil.Process(server.pid).children(recursive=True)
+        assert len(children) == 1
+        server.stdin.write("\n")
+        server.stdin.flush()
+        began = time.monotonic()
+        if words is None:
+            require_end(server, children, 30)
+        else:
+            with pytest.raises((pytest.fail.Exception, AssertionError), match=words):
+                require_end(server, children, 2)
+        assert time.monotonic() - began < 20
+    finally:
+        for process in [*children, server]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        server.communicate()
