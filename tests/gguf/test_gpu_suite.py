@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
 import time
@@ -12,7 +13,14 @@ import cpu_vllm
 import many_gpus
 import numpy as np
 import pytest
-from gguf_suite import least_saved, relative_l2, require_end, top1, typical_distance
+from gguf_suite import (
+    least_saved,
+    relative_l2,
+    require_end,
+    require_triton,
+    top1,
+    typical_distance,
+)
 
 
 @pytest.mark.parametrize(("modules", "count"), [(many_gpus.ATTENTION, 2), (many_gpus.MLPS, 3)])
@@ -49,6 +57,38 @@ def test_a_silent_rank_is_told_from_a_sum_in_another_order():
     assert relative_l2(silent, right) < 0.10, "the bound for Q4_K would let it pass"
     assert 2 * typical_distance(few, right) < typical_distance(silent, right)
     assert top1(few, right) > 0.93
+
+
+def test_the_log_says_what_was_chosen(platform, data, files, caplog_vllm, monkeypatch, request):
+    """The arguments are in every log, whatever was chosen."""
+    from vllm import logger as once
+    from vllm.config import set_current_vllm_config
+    from vllm.v1.attention.backends.mla.indexer_logits import sparse_indexer_backend
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import AttentionSelectorConfig
+
+    monkeypatch.setenv("VLLM_SPARSE_INDEXER_BACKEND", "triton")
+    for cached in (sparse_indexer_backend, once._print_info_once):
+        cached.cache_clear()
+    request.addfinalizer(sparse_indexer_backend.cache_clear)
+    arguments = "non-default args: {'attention_backend': 'TRITON_MLA_SPARSE'}\n"
+    with pytest.raises(AssertionError):
+        require_triton(arguments)
+    config = cpu_vllm.engine_config(files["bf16"], data / "hf", dtype="bfloat16")
+    # The first config of a process configures logging in later releases.
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    chosen = AttentionSelectorConfig(
+        576, config.model_config.dtype, "auto", None, use_mla=True, use_sparse=True
+    )
+    with set_current_vllm_config(config):
+        # The test's platform has the selection of the tests' own; this is vLLM's.
+        super(platform, platform).get_attn_backend_cls(
+            AttentionBackendEnum.TRITON_MLA_SPARSE, chosen, 8
+        )
+    with pytest.raises(AssertionError):
+        require_triton(arguments + caplog_vllm.text)
+    sparse_indexer_backend()
+    require_triton(arguments + caplog_vllm.text)
 
 
 TOUCH = """

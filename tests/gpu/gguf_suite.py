@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -68,6 +69,12 @@ def relative_l2(ours: np.ndarray, oracle: np.ndarray) -> float:
 
 def top1(ours: np.ndarray, oracle: np.ndarray) -> float:
     return float((ours.argmax(-1) == oracle.argmax(-1)).mean())
+
+
+def require_triton(log: str) -> None:
+    """That our backend and indexer were chosen; their names alone the log repeats as arguments."""
+    assert re.search(r"Using \S*TRITON_MLA_SPARSE backend", log)
+    assert "Sparse attention indexer: triton logits kernels" in log
 
 
 def typical_distance(found: np.ndarray, right: np.ndarray) -> float:
