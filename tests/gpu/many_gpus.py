@@ -69,7 +69,7 @@ def decode_rate(llm, requests: int, prompt: int, new: int) -> float:
         {"prompt_token_ids": rng.integers(2, vocab, prompt).tolist()} for _ in range(requests)
     ]
     seconds = []
-    for count in (1, 1, new):  # the first warms up
+    for count in (2, 1, new):  # the first warms up, a step of decoding included
         params = vllm.SamplingParams(
             temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False
         )

@@ -105,6 +105,7 @@ def at(model, tmp_path_factory, record_figure):
             values = [round(rank[key], 2) for rank in facts["ranks"]]
             record_figure(f"{name} {key} by rank", str(values))
         loads = [float(s) for s in re.findall(r"Loaded \d+ tensors of .* in ([\d.]+) s\.", log)]
+        assert loads, "the log does not say how long a rank loaded"
         record_figure(f"{name} load_s by rank", str(loads))
         done[size] = dict(arrays), facts, log
         return done[size]
