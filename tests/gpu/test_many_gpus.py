@@ -175,7 +175,7 @@ def post(url: str, body: dict, limit: float) -> str:
         return f"{type(error).__name__} {error}"
 
 
-def test_a_killed_rank_ends_the_server(gguf_models, tmp_path):
+def test_a_killed_rank_ends_the_server(gguf_models, tmp_path, record_figure):
     """An error and an end within a minute, for the request under way as for the process."""
     import psutil
 
@@ -227,11 +227,13 @@ def test_a_killed_rank_ends_the_server(gguf_models, tmp_path):
         ranks = [process for process in processes if "Worker_TP1" in " ".join(process.cmdline())]
         assert len(ranks) == 1, [process.cmdline() for process in processes]
         ranks[0].kill()
-        require_end(server, processes, 60)
+        # No bound: vLLM's launcher returns as after an orderly end, with 0 (its issue 48966).
+        status = require_end(server, processes, 60)
+        record_figure("exit status of a server whose rank was killed", status)
         client.join(30)
         assert answers, "the client still waits"
         assert not answers[0].startswith("200 "), answers[0][:300]
-        assert "died" in log.read_text()
+        assert re.search(r"Worker proc \S+ died unexpectedly", log.read_text())
     finally:
         with contextlib.suppress(ProcessLookupError):  # what outlives the server holds its GPUs
             os.killpg(server.pid, signal.SIGKILL)
