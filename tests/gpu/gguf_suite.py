@@ -86,10 +86,11 @@ def typical_distance(found: np.ndarray, right: np.ndarray) -> float:
 def least_saved(size: int, whole: float) -> float:
     """How much less of a file a rank has to touch than one that takes all of it, at the least.
 
-    A third is ffn_down_exps, cut through rows that are less than a page: every rank touches all.
-    Half of the rest is room for what several processes hold to talk to each other.
+    A third is ffn_down_exps (more in Q4_K, where it is Q6_K), cut through rows that are less than a
+    page: every rank touches all, and copies its slice before that goes to the GPU. So a quarter of
+    the rest is asked for; a rank that touches the whole saves nothing.
     """
-    return whole * 2 / 3 * (1 - 1 / size) / 2
+    return whole * 2 / 3 * (1 - 1 / size) / 4
 
 
 def require_end(server: subprocess.Popen, others: list, limit: float) -> int:
