@@ -109,18 +109,21 @@ def scored_again(llm, prompts: list[list[int]], answers: list[list[int]]) -> lis
 
 
 def soak(llm, prompts: list[list[int]], seconds: float) -> dict:
-    """Mixed load until the time is over: rounds, NaN seen, growth of memory after the first round."""
+    """Mixed load until the time is over: rounds, NaN seen, growth of memory after a third of it.
+
+    A batch of the largest size, for whose buffers the pool grows once, comes at some time.
+    """
     import torch
 
     rounds, bad, first = 0, 0, None
     rng = np.random.default_rng(0)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while time.monotonic() < began + seconds:
         chosen = [prompts[i] for i in rng.permutation(len(prompts))[: rng.integers(1, 65)]]
         _, scores = generate(llm, chosen, int(rng.integers(1, 48)))
         bad += sum(not np.isfinite(row).all() for row in scores)
         rounds += 1
-        if rounds == 3:
+        if first is None and time.monotonic() > began + seconds / 3:
             first = torch.cuda.memory_reserved()
     grown = torch.cuda.memory_reserved() - first if first is not None else 0
     return {"rounds": rounds, "bad": bad, "grown": grown, "seconds": seconds}

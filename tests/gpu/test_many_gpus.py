@@ -211,7 +211,7 @@ def test_a_killed_rank_ends_the_server(gguf_models, tmp_path, record_figure):
 
         def body(count: int) -> dict:
             sampling = {"temperature": 0.0, "max_tokens": count, "ignore_eos": True}
-            return {"token_ids": gguf_models.tokens(64), "sampling_params": sampling}
+            return {"token_ids": gguf_models.tokens(256)[:64], "sampling_params": sampling}
 
         # Without it, an endpoint that refuses everything would look like a request that failed.
         assert post(f"{url}/inference/v1/generate", body(4), 60).startswith("200 ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -196,11 +197,21 @@ def same_choice(ours, theirs, length, topk, label):
         assert gap < 1e-3, f"{label}: {len(odd)} differ, gap {gap:.1e}"
 
 
+def deep_gemm_prefill(deep_gemm, q, k, scale, weights, ks, ke):
+    """DeepGEMM's logits [M, N]; from v0.33.0 on it starts each row's at column 0."""
+    function = deep_gemm.fp8_fp4_mqa_logits
+    if "max_seqlen_k" not in inspect.signature(function).parameters:
+        return function((q, None), (k, scale), weights, ks, ke, clean_logits=False)
+    packed = function((q, None), (k, scale), weights, ks, ke, int((ke - ks).max()))
+    out = packed.new_full((len(q), len(k)), float("nan"))
+    for row, (start, end) in enumerate(zip(ks.tolist(), ke.tolist(), strict=True)):
+        out[row, start:end] = packed[row, : end - start]
+    return out
+
+
 def test_sparse_indexer_prefill_as_deep_gemm(ops, deep_gemm, figure):
     q, k, scale, weights, ks, ke = prefill_case(256, 16_384)
-    theirs = deep_gemm.fp8_fp4_mqa_logits(
-        (q, None), (k, scale), weights, ks, ke, clean_logits=False
-    )
+    theirs = deep_gemm_prefill(deep_gemm, q, k, scale, weights, ks, ke)
     ours = ops.mqa_logits(q, k, scale, weights, ks, ke)
     mask = inside(ks, ke, 16_384)
     off = error(ours[mask], theirs[mask].double())
@@ -217,9 +228,12 @@ def test_sparse_indexer_paged_as_deep_gemm(ops, deep_gemm, figure, next_n):
     q, cache, weights, ends, table, *_ = paged_case(lens, next_n, 1600)
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     schedule = deep_gemm.get_paged_mqa_logits_metadata(ends, PAGE, sms)
-    theirs = deep_gemm.fp8_fp4_paged_mqa_logits(
-        (q, None), cache, weights, ends, table, schedule, max_model_len=20_480, clean_logits=False
-    )
+    function = deep_gemm.fp8_fp4_paged_mqa_logits
+    unclean = "clean_logits" in inspect.signature(function).parameters
+    theirs = function(
+        (q, None), cache, weights, ends, table, schedule, max_model_len=20_480,
+        **({"clean_logits": False} if unclean else {}),
+    )  # fmt: skip
     ours = ops.paged_mqa_logits(q, cache, weights, ends, table, 20_480)
     worst = 0.0
     for row, end in enumerate(ends.flatten().tolist()):
