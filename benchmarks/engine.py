@@ -41,7 +41,14 @@ CONFIG = REAL_LAYERS | {"max_position_embeddings": 202752, "vocab_size": 8192}
 # Parts of a layer by what their kernels are called; the first that matches counts. Experts stand before
 # the indexer, whose top-k is no router's: vllm::moe::grouped_topk_fused_kernel.
 PARTS = {
-    "attention": ("sparse_mla", "flash_fwd_splitkv", "sparse_fwd", "flashmla", "merge_splits"),
+    "attention": (
+        "sparse_mla",
+        "flash_fwd_splitkv",
+        "sparse_fwd",
+        "sparse_attn",
+        "flashmla",
+        "merge_splits",
+    ),
     "experts": ("moe", "expert", "grouped_topk", "sigmoid"),
     "indexer": ("mqa_logits", "topk", "top_k", "indexer", "fp8_quant", "cp_gather"),
     "cache and rope": ("cache", "rope", "rotary", "convert_req"),

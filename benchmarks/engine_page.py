@@ -1,8 +1,9 @@
 """The whole engine's part of docs/performance.md: tables and pictures from stored runs of engine.py.
 
 A decode step's floor is what it must read, over the copy bandwidth of the same run: every dense weight
-once, the experts that so many tokens are expected to hit, and for each request and layer the rows that
-attention gathers (1,152 bytes each, at most index_topk) and the indexer's keys (132 bytes a token).
+once, the experts of one request (random weights may send all to the same), and for each request and
+layer the rows that attention gathers (1,152 bytes each, at most index_topk) and the indexer's keys (132
+bytes a token).
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ HEAD = """\
 
 A model with GLM-5's own layers, one dense and two of 256 experts, random weights in bfloat16, torch
 {torch}, triton {triton}: TRITON_MLA_SPARSE with its own indexer beside FLASHMLA_SPARSE with DeepGEMM,
-CUDA graphs, every request prefilled for real. The floor is what a step must read at the {copy:,.0f} GB/s
-that a copy reached in the same run. Written from {run}, a run of `benchmarks/engine.py --trace`.
+CUDA graphs, every request prefilled for real. The floor is what a step must read, at the least, at the
+{copy:,.0f} GB/s that a copy reached in the same run; "kernels" is the GPU's time of one step, by a trace.
+Written from {run}, a run of `benchmarks/engine.py --trace`.
+{notes}
 
 ![Time of a decode step against the floor]({speed})
 
@@ -38,8 +41,7 @@ that a copy reached in the same run. Written from {run}, a run of `benchmarks/en
 
 def floor_ms(batch: int, context: int, bandwidth: float) -> float:
     """Milliseconds that the bytes of a decode step take, at so many bytes a second."""
-    experts, picked = CONFIG["n_routed_experts"], CONFIG["num_experts_per_tok"]
-    hit = 1 - (1 - picked / experts) ** batch
+    hit = CONFIG["num_experts_per_tok"] / CONFIG["n_routed_experts"]
     total = 0.0
     for name, (shape, _) in shapes(CONFIG).items():
         share = hit if "_exps" in name else 0.0 if name == "token_embd.weight" else 1.0
@@ -57,11 +59,17 @@ def measured(cells: list[dict], backend: str, context: int) -> list[dict]:
     ]
 
 
+def kernels_ms(row: dict) -> float:
+    """Milliseconds of all kernels of the traced step; NaN of a run without --trace."""
+    parts = row.get("kernels_us", {})
+    return sum(parts.get(part, 0.0) for part in ORDER) / 1e3 if parts else math.nan
+
+
 def table(cells: list[dict], bandwidth: float) -> list[str]:
     heads = ["context", "batch", "floor, ms a step"]
     backends = list(dict.fromkeys(row["backend"] for row in cells))
     for backend in backends:
-        heads += [f"{backend}, ms a step", "tokens/s", "first token of all, s"]
+        heads += [f"{backend}, ms a step", "kernels, ms", "tokens/s", "first token of all, s"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for context, batch in dict.fromkeys((row["context"], row["batch"]) for row in cells):
         floor = floor_ms(batch, context, bandwidth)
@@ -71,11 +79,12 @@ def table(cells: list[dict], bandwidth: float) -> list[str]:
             values += (
                 [
                     f"{own[0]['decode_step_ms']:.2f}",
+                    f"{kernels_ms(own[0]):.2f}",
                     f"{own[0]['decode_tokens_per_s']:,.0f}",
                     f"{own[0]['first_token_of_all_s']:.2f}",
                 ]
                 if own
-                else ["left out", "", ""]
+                else ["left out", "", "", ""]
             )
         lines.append(f"| {' | '.join(values)} |")
     return lines
@@ -128,5 +137,8 @@ def section(run: str, stored: dict, folder: Path) -> str:
     bandwidth = card["copy_bytes_per_s"]
     draw_speed(cells, bandwidth, folder / SPEED)
     draw_shares(cells, folder / SHARES)
-    head = HEAD.format(run=run, copy=bandwidth / 1e9, speed=SPEED, shares=SHARES, **card)
+    # What whoever stored the run has to say of it.
+    notes = "".join(f"\n{note}" for note in stored.get("notes", []))
+    names = {"speed": SPEED, "shares": SHARES, "notes": notes}
+    head = HEAD.format(run=run, copy=bandwidth / 1e9, **names, **card)
     return "\n".join([head, *table(cells, bandwidth)]) + "\n"
