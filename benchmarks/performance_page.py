@@ -29,7 +29,9 @@ HEAD = """\
 Written by `python benchmarks/performance_page.py {command}`
 from a stored run of `benchmarks/sm120_model.py`; times in microseconds, top-k 2048. Only what is called
 "measured" was measured, on an H200 ({how}). **All other times of
-the model are predictions**: no card of compute capability 12.x has been at hand.
+the model are predictions**: no card of compute capability 12.x has been at hand. They are of the
+attention kernel of one layer, of which GLM-5 has 78; what the experts, the indexer and the links between
+cards take there, and so a server's tokens a second, nothing here predicts.
 
 The model compiles each kernel for the card, reads its resources and instructions from the machine code,
 and takes the largest of four limits: bytes over the copy bandwidth, instructions over the schedulers'
@@ -37,7 +39,11 @@ slots, multiplications over the tensor cores' rate, and the instructions of a wa
 Its three constants are fitted to the nine measured times: a launch {launch:.1f} us, a load
 {latency:.2f} us, {cycles:.1f} cycles from one instruction of a warp to its next. For an RTX PRO 6000 it
 takes the same constants, 188 multiprocessors at 2.6 GHz, 1.59 TB/s (0.89 of the data sheet's 1.79, as
-on the H200) and 1,024 operations of the tensor cores a cycle and multiprocessor.
+4.26 are of the H200's) and 1,024 operations of the tensor cores a cycle and multiprocessor.
+
+The page needs `pip install -e '.[bench]'`; the run needs no GPU, but the release's torch and triton, and
+scipy: `python -m builder edit --tag v0.20.2`, then with `VLLM_GLM5_TREE=vllm-v0.20.2` the command in
+`benchmarks/sm120_model.py`.
 
 ![Predicted and measured times against the floor]({picture})
 """
@@ -48,9 +54,13 @@ HOW_BEFORE = "[how](reports/2026-11-29-sparse-mla-speed.md)"
 FP8 = """
 The fp8 cache moves 0.57 of the bytes, and converts each code twice, once for the scores and once for the
 sum. The lower figure takes only bytes, slots and tensor cores for limits; the upper one lets conversions
-wait for each other as the other instructions do, which they need not. Up to 16 heads a GPU (tensor
-parallelism of 4 or 8) both are at or below the time of the bfloat16 cache from 16 tokens on; with more
-heads, prefill may be slower than from a bfloat16 cache.
+wait for each other as the other instructions do. Up to 16 heads a GPU (tensor parallelism of 4 or 8) both
+are below the time of the bfloat16 cache from 16 tokens on; for one token, and at 64 heads for any number,
+the upper one is above it.
+"""
+RESOURCES = """\
+From the machine code by Triton 3.6. On 12.0 `tests/kernels/test_compilation.py` allows no spill by
+that one, and up to 16 bytes a thread by v0.33.0's Triton 3.8 above 16 heads.
 """
 
 
@@ -117,7 +127,23 @@ def inside(rows: list[dict], measured: dict[str, float]) -> list[str]:
     these = [row for row in picked(rows, "H200", "fp8") if shape(row) in measured]
     bounds = {shape(row): [row["microseconds"][key] for key in ("least", "time")] for row in these}
     between = sum(least <= measured[name] <= most for name, (least, most) in bounds.items())
-    return [f"\n{between} of the {len(bounds)} measured times lie between the two."]
+    text = f"{between} of the {len(bounds)} measured times lie between the two."
+    above = [measured[name] / most for name, (_, most) in bounds.items() if measured[name] > most]
+    if above:
+        text += f" {len(above)} lie above the upper one, by up to {max(above) - 1:.0%}."
+    return ["", text, *beside(rows, measured)]
+
+
+def beside(rows: list[dict], measured: dict[str, float]) -> list[str]:
+    """What the fp8 cache was measured to take of the bfloat16 cache's time, by heads."""
+    ratios: dict[int, list[float]] = {}
+    for row in picked(rows, "H200", "bfloat16"):
+        if shape(row) in measured and row.get("measured"):
+            ratios.setdefault(row["heads"], []).append(measured[shape(row)] / row["measured"])
+    spans = [f"at {heads} heads {min(own):.2f} to {max(own):.2f}" for heads, own in ratios.items()]
+    if not spans:
+        return []
+    return [f"Times of the fp8 over the bfloat16 cache, both measured: {', '.join(spans)}."]
 
 
 def resource_table(rows: list[dict]) -> list[str]:
@@ -141,7 +167,8 @@ def resource_table(rows: list[dict]) -> list[str]:
     return lines
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def draw(rows: list[dict], fp8: dict[str, float], path: Path) -> None:
+    """`fp8`: what an H200 was measured to take from an fp8 cache, by shape."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
     for axis, card in zip(axes, ("H200", "RTX PRO 6000"), strict=True):
         for cache, color in (("bfloat16", "tab:blue"), ("fp8", "tab:orange")):
@@ -160,13 +187,19 @@ def draw(rows: list[dict], path: Path) -> None:
             if cache == "fp8":
                 least, most = ([time[key] for time in times] for key in ("least", "time"))
                 axis.vlines(places, least, most, color=color, linewidth=5, alpha=0.6, label=label)
+                # Where the two figures are the same the bar has no length.
+                for ends in (least, most):
+                    axis.plot(places, ends, "_", color=color, markersize=7, markeredgewidth=1.5)
             else:
                 predicted = [time["time"] for time in times]
                 axis.plot(places, predicted, "o", color=color, fillstyle="none", label=label)
-            measured = [(i, row["measured"]) for i, row in enumerate(these) if "measured" in row]
+            known = fp8 if (card, cache) == ("H200", "fp8") else {}
+            real = [row.get("measured", known.get(shape(row))) for row in these]
+            measured = [(x, y) for x, y in zip(places, real, strict=True) if y]
             if measured:
+                mark = "x" if cache == "bfloat16" else "+"
                 label = f"{cache}, measured"
-                axis.plot(*zip(*measured, strict=True), "x", color="black", label=label)
+                axis.plot(*zip(*measured, strict=True), mark, color="black", label=label)
             names = [shape(row) for row in these]
             axis.set_xticks(range(len(these)), names, rotation=45, ha="right")
         axis.set_yscale("log")
@@ -200,7 +233,7 @@ def page(command: str, stored: dict, fp8: dict[str, float], more: str) -> str:
         *prediction_table(rows, "H200", fp8),
         *inside(rows, fp8),
         "\n## Resources\n",
-        "From the machine code; no kernel spills on 12.0.\n",
+        RESOURCES,
         *resource_table(rows),
     ]
     return "\n".join(parts) + "\n" + more
@@ -214,7 +247,6 @@ def main() -> None:
     args = parser.parse_args()
     mpl.rcParams["svg.hashsalt"] = "performance"  # the same run gives the same file
     stored = json.loads(args.run.read_text())
-    draw(stored["rows"], DOCS / PICTURE)
     command, more, fp8 = f"docs/reports/{args.run.name}", "", {}
     for option, part in (("kernels", kernels_page), ("engine", engine_page)):
         if file := getattr(args, option):
@@ -225,6 +257,7 @@ def main() -> None:
                 fp8 = {
                     shape(row): row["ours_fp8"] for row in run["sparse_mla"] if row.get("ours_fp8")
                 }
+    draw(stored["rows"], fp8, DOCS / PICTURE)
     (DOCS / "performance.md").write_text(page(command, stored, fp8, more))
 
 

@@ -64,6 +64,15 @@ def test_the_page_is_what_the_stored_runs_give(pages, monkeypatch):
     assert all((DOCS / picture).is_file() for picture in pictures)
 
 
+def test_the_readme_names_the_same_command():
+    """With less the page would lose the engine's part."""
+    page, readme = (
+        (folder / name).read_text()
+        for folder, name in ((DOCS, "performance.md"), (ROOT, "README.md"))
+    )
+    assert arguments(readme) == arguments(page)
+
+
 def test_a_kernel_that_was_not_measured_is_a_dash(pages, monkeypatch, tmp_path):
     given = arguments((DOCS / "performance.md").read_text())
     place = given.index("--kernels") + 1
@@ -76,6 +85,21 @@ def test_a_kernel_that_was_not_measured_is_a_dash(pages, monkeypatch, tmp_path):
     shapes = len(stored["sparse_mla"])
     assert f" of the {shapes - 1} measured times lie between the two." in text
     assert re.search(r"\| 8 x 1 \|.* serial \| - \|", text)
+
+
+@pytest.mark.parametrize(
+    ("longer", "said"), [(1.25, " 9 lie above the upper one, by up to 25%."), (1.0, "")]
+)
+def test_a_time_above_what_was_predicted_is_named(pages, longer, said):
+    given = arguments((DOCS / "performance.md").read_text())
+    rows = json.loads((ROOT / given[0]).read_text())["rows"]
+    upper = {
+        pages.shape(row): longer * row["microseconds"]["time"]
+        for row in pages.picked(rows, "H200", "fp8")
+    }
+    inside = 0 if said else len(upper)
+    line = f"{inside} of the {len(upper)} measured times lie between the two.{said}"
+    assert pages.inside(rows, upper)[1] == line
 
 
 def test_the_model_is_fitted_to_what_was_measured(monkeypatch, tmp_path, capsys):
