@@ -240,7 +240,9 @@ def page(command: str, stored: dict, fp8: dict[str, float], more: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path, help="JSON of benchmarks/sm120_model.py")
     parser.add_argument("--kernels", type=Path, help="JSON of benchmarks/sparse_mla.py")
     parser.add_argument("--engine", type=Path, help="JSON of benchmarks/engine.py")

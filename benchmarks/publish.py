@@ -81,7 +81,9 @@ def devpi(folder):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path)

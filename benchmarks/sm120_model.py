@@ -232,7 +232,9 @@ def fit(rows: list[tuple[Kernel, Work, float]]) -> Constants:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--measured", type=Path, required=True, help="JSON of sparse_mla.py")
     parser.add_argument("--json", type=Path, required=True, help="write the run to this file")
     args = parser.parse_args()

@@ -249,7 +249,9 @@ def report(bandwidth: float, rows: list[dict], indexer: list[dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--quick", action="store_true", help="leave upstream's kernels out")
     parser.add_argument("--trace", action="store_true", help="print what stopped a peer")

@@ -243,7 +243,9 @@ def tune_decode(ops, batch: int, length: int, deadline: float) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=170)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fp8", action="store_true", help="the kernel over fp8_ds_mla rows")
