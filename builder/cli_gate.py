@@ -93,7 +93,9 @@ def run_gate(
         files = [f"report  {request.report}", *([f"log     {request.log}"] if done.tests else [])]
         raise GateFailedError(
             lines[0], where=tested.name, details=(*lines[1:], *files),
-            next_step="mend what the report names, then run the gate again",
+            next_step="mend what the report names, then run the gate again"
+            if done.machine.gpus
+            else "run it where `nvidia-smi` lists a GPU, with a driver that this torch's CUDA takes",
         )  # fmt: skip
     signature = None
     if key is not None:

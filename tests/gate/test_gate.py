@@ -259,8 +259,10 @@ def test_a_pass_that_is_not_enough_for_a_channel(lab):
 
 def test_no_gpu(lab):
     lab.cards()
-    assert lab.test().returncode == GATE_FAILED
+    done = lab.test()
+    assert done.returncode == GATE_FAILED
     assert lab.facts["faults"] == ["no GPU that can be used: torch finds none"]
+    assert "next: run it where `nvidia-smi` lists a GPU" in done.stderr
 
 
 def test_require_capability(lab):
