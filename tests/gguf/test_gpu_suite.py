@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import cpu_vllm
+import gguf_load_rate
 import many_gpus
 import numpy as np
 import pytest
@@ -169,3 +170,36 @@ def test_the_end_of_a_server(behaviour, words):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         server.communicate()
+
+
+def test_the_load_is_measured(files, data, monkeypatch):
+    """In every release, whichever module calls what fills the model."""
+    from vllm.model_executor.model_loader.gguf_mla import load
+
+    fill, iterate = load.fill_model, load.iterate_weights
+
+    def slowly(*arguments, **options):
+        time.sleep(0.3)
+        return iterate(*arguments, **options)
+
+    config = cpu_vllm.engine_config(files["Q4_K_M"], data / "hf")
+    expected = cpu_vllm.parameters(cpu_vllm.load(config))
+    monkeypatch.setattr(load, "iterate_weights", slowly)
+    figures: dict[str, float] = {}
+    with gguf_load_rate.fill_measured(figures):
+        model = cpu_vllm.load(cpu_vllm.engine_config(files["Q4_K_M"], data / "hf"))
+    assert cpu_vllm.differing(cpu_vllm.parameters(model), expected) == []
+    assert figures["load_s"] >= 0.3, "what reads the file is not measured"
+    assert figures.keys() == {"load_s", "load_read_gib", "anonymous_growth_mib"}
+    assert load.fill_model is fill
+
+
+def test_a_load_that_was_not_measured_is_told(platform):
+    """And an error of the load itself stays what it was."""
+    with (
+        pytest.raises(RuntimeError, match=r"nothing was measured: .*gguf_mla\.load\.fill_model"),
+        gguf_load_rate.fill_measured({}),
+    ):
+        pass
+    with pytest.raises(ZeroDivisionError), gguf_load_rate.fill_measured({}):
+        raise ZeroDivisionError
