@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -127,6 +129,24 @@ def test_a_share_of_the_copy_bandwidth_is_asked_for():
     assert sparse_mla.most(8, 64, 35.8) == pytest.approx(35.8 / 0.75)
     assert sparse_mla.most(8, 16, 9.0) == sparse_mla.TARGETS[8, 16]
     assert sparse_mla.most(64, 2048, 1205) == 1900
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "others"),
+    [
+        ("fp8_fp4_mqa_logits", 5, {}),
+        ("fp8_fp4_paged_mqa_logits", 6, {"max_model_len": 4096}),
+    ],
+)
+def test_deep_gemm_is_called_as_the_release_has_it(name, tensors, others):
+    """Called otherwise it raises, and the table goes without upstream's times."""
+    sparse_mla = pytest.importorskip("sparse_mla", reason="needs torch")
+    function = getattr(pytest.importorskip("vllm.utils.deep_gemm"), name)
+    bind = partial(inspect.signature(function).bind, *range(tensors), **others)
+    given = bind(**sparse_mla.deep_gemm_options(function, 4096)).arguments
+    assert given.get("max_seqlen_k", 4096) == 4096
+    with pytest.raises(TypeError):
+        bind(clean_logits=False, max_seqlen_k=4096)
 
 
 @pytest.mark.parametrize("script", ["sparse_mla", "tune_sparse_mla", "engine"])
