@@ -79,7 +79,8 @@ ONCE = """
         def make(path):
             with open({count!r}, "a") as file:
                 file.write("made ")
-            if {name!r} == "dies" and n == 0:
+            first = pathlib.Path({count!r}).read_text() == "made "
+            if {name!r} == "dies" and first:
                 path.mkdir()
                 os._exit(1)
             path.write_text("whole")
