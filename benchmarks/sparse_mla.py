@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import triton
 from sparse_timing import (
     PAGE,
     SCALE,
@@ -285,6 +286,8 @@ def main() -> None:
         print(f"not measured: {what}: {problem}")
     result = {
         "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
         "copy_bytes_per_s": bandwidth,
         "sparse_mla": rows,
         "indexer": indexer,
