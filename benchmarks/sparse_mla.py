@@ -11,7 +11,6 @@ kernel, with the separate conversion of upstream, and over an fp8_ds_mla cache. 
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import sys
 import traceback
@@ -141,17 +140,6 @@ def sparse_table(ops, quick: bool, problems: dict[str, str]) -> tuple[float, lis
     return bandwidth, rows
 
 
-def deep_gemm_options(function: Callable, most_keys: int) -> dict[str, int]:
-    """What one release wants beside the tensors and another does not know.
-
-    From v0.33.0 on none blanks the logits outside a row's keys, and that of the prefill has as many
-    columns as the longest row has keys.
-    """
-    options = {"clean_logits": False, "max_seqlen_k": most_keys}
-    known = inspect.signature(function).parameters
-    return {name: value for name, value in options.items() if name in known}
-
-
 def indexer_prefill(ops, tokens: int, keys: int, problems: dict[str, str]) -> dict:
     q = torch.randn(tokens, 32, 128, device="cuda").to(torch.float8_e4m3fn)
     k = torch.randn(keys, 128, device="cuda").to(torch.float8_e4m3fn)
@@ -161,6 +149,7 @@ def indexer_prefill(ops, tokens: int, keys: int, problems: dict[str, str]) -> di
     ke = torch.full_like(ks, keys)
 
     def deep_gemm() -> float:
+        from sparse_ops import deep_gemm_options
         from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
 
         options = deep_gemm_options(fp8_fp4_mqa_logits, keys)
@@ -207,6 +196,7 @@ def indexer_decode(ops, batch: int, length: int, problems: dict[str, str]) -> di
         )
 
     def deep_gemm() -> float:
+        from sparse_ops import deep_gemm_options
         from vllm.utils import deep_gemm as module
 
         sms = torch.cuda.get_device_properties(0).multi_processor_count

@@ -140,10 +140,12 @@ def test_a_share_of_the_copy_bandwidth_is_asked_for():
 )
 def test_deep_gemm_is_called_as_the_release_has_it(name, tensors, others):
     """Called otherwise it raises, and the table goes without upstream's times."""
-    sparse_mla = pytest.importorskip("sparse_mla", reason="needs torch")
+    pytest.importorskip("sparse_mla", reason="needs torch")
+    from sparse_ops import deep_gemm_options
+
     function = getattr(pytest.importorskip("vllm.utils.deep_gemm"), name)
     bind = partial(inspect.signature(function).bind, *range(tensors), **others)
-    given = bind(**sparse_mla.deep_gemm_options(function, 4096)).arguments
+    given = bind(**deep_gemm_options(function, 4096)).arguments
     assert given.get("max_seqlen_k", 4096) == 4096
     with pytest.raises(TypeError):
         bind(clean_logits=False, max_seqlen_k=4096)

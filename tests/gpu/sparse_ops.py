@@ -5,10 +5,11 @@ VLLM_GLM5_TREE names a patched source tree; without it, the installed vLLM is ta
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -102,6 +103,17 @@ def check_written_rows(written, latent, rope) -> None:
     # Codes without their sign bit are in the order of their values.
     places, right_places = (torch.where(of > 0x7F, 0x80 - of, of) for of in (codes, right_codes))
     assert int((places - right_places).abs().max()) <= 1
+
+
+def deep_gemm_options(function: Callable, most_keys: int) -> dict[str, int]:
+    """What DeepGEMM's logits want beside the tensors in one release and do not know in another.
+
+    From v0.33.0 on none blanks the logits outside a row's keys, and that of the prefill has as many
+    columns as the longest row has keys.
+    """
+    options = {"clean_logits": False, "max_seqlen_k": most_keys}
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
 
 
 def error(actual, expected) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sparse_ops import error, gpu_marks, poisoned  # noqa: E402
+from sparse_ops import deep_gemm_options, error, gpu_marks, poisoned  # noqa: E402
 
 pytestmark = gpu_marks()
 H, D, PAGE = 32, 128, 64
@@ -200,9 +199,10 @@ def same_choice(ours, theirs, length, topk, label):
 def deep_gemm_prefill(deep_gemm, q, k, scale, weights, ks, ke):
     """DeepGEMM's logits [M, N]; from v0.33.0 on it starts each row's at column 0."""
     function = deep_gemm.fp8_fp4_mqa_logits
-    if "max_seqlen_k" not in inspect.signature(function).parameters:
-        return function((q, None), (k, scale), weights, ks, ke, clean_logits=False)
-    packed = function((q, None), (k, scale), weights, ks, ke, int((ke - ks).max()))
+    options = deep_gemm_options(function, int((ke - ks).max()))
+    packed = function((q, None), (k, scale), weights, ks, ke, **options)
+    if "max_seqlen_k" not in options:
+        return packed
     out = packed.new_full((len(q), len(k)), float("nan"))
     for row, (start, end) in enumerate(zip(ks.tolist(), ke.tolist(), strict=True)):
         out[row, start:end] = packed[row, : end - start]
@@ -229,11 +229,10 @@ def test_sparse_indexer_paged_as_deep_gemm(ops, deep_gemm, figure, next_n):
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     schedule = deep_gemm.get_paged_mqa_logits_metadata(ends, PAGE, sms)
     function = deep_gemm.fp8_fp4_paged_mqa_logits
-    unclean = "clean_logits" in inspect.signature(function).parameters
+    options = deep_gemm_options(function, 20_480)
     theirs = function(
-        (q, None), cache, weights, ends, table, schedule, max_model_len=20_480,
-        **({"clean_logits": False} if unclean else {}),
-    )  # fmt: skip
+        (q, None), cache, weights, ends, table, schedule, max_model_len=20_480, **options
+    )
     ours = ops.paged_mqa_logits(q, cache, weights, ends, table, 20_480)
     worst = 0.0
     for row, end in enumerate(ends.flatten().tolist()):
