@@ -33,46 +33,21 @@ SEQUENCES = 4
 
 
 @pytest.fixture(scope="module")
-def model(shared_folder) -> dict:
+def model(gguf_models) -> dict:
     """{"folder", "tokens": {name: 4,096 of them}, "logits": {name: float32 of the oracle}}.
 
     Which rows the indexer selects flips with the last bit, and a run's distance with it: one
     sequence in bfloat16 scored 0.0256 to 0.0314, upstream's backend 0.0275 to 0.0309. Hence four.
     """
-    import gguf_model
-
-    work = shared_folder / "sparse-model"
-    work.mkdir(exist_ok=True)
-    given = os.environ.get("VLLM_GLM5_REFERENCE")
-    if given:
-        reference = Path(given)
-        config = json.loads((reference / "hf" / "config.json").read_text())
-        file = reference / "glm-dsa-mini-a-bf16.gguf"
-    else:
-        config = gguf_model.CONFIG
-        file = once(work / "random.gguf", lambda path: gguf_model.write_gguf(path, config, "BF16"))
-    checkpoint = once(
-        work / "hf", lambda folder: gguf_model.write_checkpoint(folder, config, [file])
-    )
     rng = np.random.default_rng(0)
-    tokens = {
-        f"random {i}": rng.integers(2, config["vocab_size"], 4096).tolist()
-        for i in range(SEQUENCES)
-    }
-
-    def compute(target: Path) -> None:
-        job = target.with_suffix(".json")
-        job.write_text(json.dumps(list(tokens.values())))
-        script = [sys.executable, HERE / "gguf_model.py", "oracle", checkpoint, job, target]
-        subprocess.run(script, check=True)
-
-    arrays = np.load(once(work / "oracle.npz", compute))
-    logits = {name: arrays[f"logits_{i}"] for i, name in enumerate(tokens)}
-    if given:
-        tokens["reference"] = np.load(reference / "tokens.npz")["n4096"].tolist()
-        stored = np.load(reference / "logits" / "a.4096.hf.npz")["logits"]
-        logits["reference"] = stored.astype(np.float32)
-    return {"folder": str(checkpoint), "tokens": tokens, "logits": logits}
+    vocabulary = gguf_models.config["vocab_size"]
+    tokens = {f"random {i}": rng.integers(2, vocabulary, 4096).tolist() for i in range(SEQUENCES)}
+    oracle = gguf_models.oracle("bf16", list(tokens.values()))
+    logits = dict(zip(tokens, oracle, strict=True))
+    if gguf_models.reference is not None:
+        tokens["reference"] = gguf_models.tokens(4096)
+        (logits["reference"],) = gguf_models.oracle("bf16", [tokens["reference"]])
+    return {"folder": str(gguf_models.checkpoint("bf16")), "tokens": tokens, "logits": logits}
 
 
 @pytest.fixture(scope="module")
