@@ -28,7 +28,7 @@ HEAD = """\
 
 Written by `python benchmarks/performance_page.py {command}`
 from a stored run of `benchmarks/sm120_model.py`; times in microseconds, top-k 2048. Only what is called
-"measured" was measured, on an H200 ({how}). **All other times of
+"measured" was measured, on an H200 ([below](#the-kernels-beside-upstreams-on-one-nvidia-h200)). **All other times of
 the model are predictions**: no card of compute capability 12.x has been at hand. They are of the
 attention kernel of one layer, of which GLM-5 has 78; what the experts, the indexer and the links between
 cards take there, and so a server's tokens a second, nothing here predicts.
@@ -48,9 +48,6 @@ scipy: `python -m builder edit --tag v0.20.2`, then with `VLLM_GLM5_TREE=vllm-v0
 ![Predicted and measured times against the floor]({picture})
 """
 
-# Of a run that was fitted to a stored run of the kernels; and of the one before there was any.
-HOW = "[below](#the-kernels-beside-upstreams-on-one-nvidia-h200)"
-HOW_BEFORE = "[how](reports/2026-11-29-sparse-mla-speed.md)"
 FP8 = """
 The fp8 cache moves 0.57 of the bytes, and converts each code twice, once for the scores and once for the
 sum. The lower figure takes only bytes, slots and tensor cores for limits; the upper one lets conversions
@@ -217,7 +214,6 @@ def page(command: str, stored: dict, fp8: dict[str, float], more: str) -> str:
     parts = [
         HEAD.format(
             command=command,
-            how=HOW if "measured" in stored else HOW_BEFORE,
             picture=PICTURE,
             launch=fitted["launch"] * 1e6,
             latency=fitted["latency"] * 1e6,
