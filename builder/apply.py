@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from builder import atomic, placement
+from builder import atomic, placement, work_tree
 from builder.checkout import SourceTree
 from builder.console import say
 from builder.diff import NULL_BLOB, FileChange
@@ -92,30 +92,21 @@ def apply_series(source: SourceTree, paths: tuple[Path, ...], cache: Cache) -> A
     repository = source.repository
     with atomic.exclusive(record, f"the series {source.tag}"):
         if known := _recorded(record, repository, source):
-            if (repository.folder / "worktrees").exists():
-                _forget_dead_trees(repository)
+            work_tree.forget_dead(repository, cache)
             return known
         say(f"apply: {counted(len(paths), 'patch', 'patches')} on {source.tag}")
         patches = read_patches(paths, cache)
         try:
             with atomic.scratch_folder(cache.work) as scratch:
-                applied = _apply(repository, source, patches, scratch)
+                applied = _apply(repository, source, patches, scratch, cache)
         finally:
-            _forget_dead_trees(repository)
+            work_tree.forget_dead(repository, cache)
         head = applied[-1].commit if applied else source.commit
         repository.run("update-ref", f"refs/series/{key}", head)  # keeps the commits from gc
         result = AppliedSeries(repository, source.tag, source.commit, head, tuple(applied))
         stored = {"head": head, "patches": [asdict(patch) for patch in applied]}
         atomic.write_text(record, json.dumps(stored, indent=1))
     return result
-
-
-def _forget_dead_trees(repository: Git) -> None:
-    """Drop git's records of work trees that are gone: of this run, and of killed ones.
-
-    A git that outlives its killed parent writes one after the next run has applied the series.
-    """
-    repository.attempt("worktree", "prune", "--expire=now")
 
 
 def _recorded(record: Path, repository: Git, source: SourceTree) -> AppliedSeries | None:
@@ -134,13 +125,11 @@ def _recorded(record: Path, repository: Git, source: SourceTree) -> AppliedSerie
 
 
 def _apply(
-    repository: Git, source: SourceTree, patches: tuple[Patch, ...], scratch: Path
+    repository: Git, source: SourceTree, patches: tuple[Patch, ...], scratch: Path, cache: Cache
 ) -> list[AppliedPatch]:
-    tree = scratch / "tree"
     # Only the files that the series touches are written out: a checkout of everything would cost
     # more than the rest of this stage.
-    repository.run("worktree", "add", "--detach", "--no-checkout", str(tree), source.commit)
-    git = Git(tree)
+    git = work_tree.add(repository, scratch / "tree", source.commit, cache)
     git.run("read-tree", "HEAD")
     touched = {
         path

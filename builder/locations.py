@@ -27,7 +27,8 @@ Signature: 8a477f597d28d172789f06886806bc55
 """
 _MADE = ("downloads", "vllm.git", "wheels", "audits", "environments", "work", "series", "logs",
          "releases", "renames", "test-trees", "test-environments", "test-wheels")  # fmt: skip
-_LOCKS = (*(f"{name}.lock" for name in _MADE), "git.lock", "export.lock", "gpu.lock")
+_LOCKS = (*(f"{name}.lock" for name in _MADE), "git.lock", "export.lock", "gpu.lock",
+          "work-trees.lock")  # fmt: skip
 
 
 @dataclass(frozen=True)

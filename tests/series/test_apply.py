@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import time
 
 import pytest
 
-from builder import apply
+from builder import apply, atomic
 from builder.errors import BuilderError, MisplacedHunkError, PatchConflictError
 from tests.series import hostile
 from tests.series.fork import CORE, FILES, ROOT, message, three
@@ -320,6 +321,47 @@ def test_a_git_that_outlived_its_run_leaves_nothing_for_long(fork, series):
     applied.repository.run("worktree", "add", "--detach", "--no-checkout", str(tree), applied.head)
     shutil.rmtree(tree)
     assert fork.leftovers() != []
+    assert ids(fork.apply()) == ids(applied)
+    assert fork.leftovers() == []
+
+
+@pytest.mark.parametrize("written", ["all", "no gitdir", "an empty gitdir"])
+def test_a_git_killed_while_it_made_a_work_tree_leaves_nothing_for_long(fork, series, written):
+    """It locks its record before anything else, and git's own prune leaves a locked one for ever.
+
+    A hook keeps git where it holds HEAD.lock, until SIGKILL.
+    """
+    fork.put(series)
+    applied = fork.apply()
+    repository = applied.repository.folder
+    reached = fork.root / "reached"
+    hook = fork.root / "hooks" / "reference-transaction"
+    hook.parent.mkdir()
+    hook.write_text(f"#!/bin/sh\ntouch {shlex.quote(str(reached))}\nsleep 60\n")
+    hook.chmod(0o755)
+    with atomic.scratch_folder(fork.cache.work) as scratch:
+        process = subprocess.Popen(
+            ["git", "-c", f"core.hooksPath={hook.parent}", "worktree", "add", "--quiet",
+             "--detach", "--no-checkout", str(scratch / "tree"), applied.head],
+            cwd=repository, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 30
+        while not reached.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        (record,) = (repository / "worktrees").iterdir()
+        assert (record / "HEAD.lock").exists()
+        # Its scratch folder is still held: for all that is known, git is at work on it.
+        assert ids(fork.apply()) == ids(applied)
+        assert (record / "locked").exists()
+        if written == "no gitdir":
+            (record / "gitdir").unlink()
+        elif written == "an empty gitdir":
+            (record / "gitdir").write_bytes(b"")
+    applied.repository.run("worktree", "prune", "--expire=now")
+    assert fork.leftovers() == [str(record)]
     assert ids(fork.apply()) == ids(applied)
     assert fork.leftovers() == []
 
