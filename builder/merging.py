@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builder import placement, scope
+from builder import branches, placement, scope
 from builder.objects import Objects
 from builder.repository import GitError
 
@@ -137,7 +137,9 @@ def around(path: str, before: Sequence[str], line: int, now: Sequence[str], new_
         if old != new:
             gone = len([text for text in old if text not in new])
             come = len([text for text in new if text not in old])
-            return f"upstream changed {found.name} around it (+{come} -{gone} lines)"
+            moved = branches.strayed(path, before, line, now, new_line)
+            branch = f"; {moved}" if moved else ""
+            return f"upstream changed {found.name} around it (+{come} -{gone} lines){branch}"
     return ""
 
 
@@ -154,7 +156,8 @@ def verify(
     """Compare what the merge changed with what the patch meant to change.
 
     Returns the faults, a line each, and where each change landed. No faults means: the same changes
-    in the same order, each in the function, class or section that the patch changes.
+    in the same order, each in the function, class or section that the patch changes, and in no other
+    branch of a function that still has the one that the patch means.
     """
     meant, made = blocks(objects, base, theirs), blocks(objects, ours, result)
     before, after = placement.split_lines(base), placement.split_lines(theirs)
@@ -164,8 +167,8 @@ def verify(
     faults = []
     landings = []
     for want, got in zip(meant, made, strict=True):
-        pairs = [
-            (scope_of(path, left, first + n), scope_of(path, right, second + n))
+        places = [
+            (left, first + n, right, second + n)
             for left, right, first, second, lines in (
                 (before, current, want.old_line, got.old_line, want.removed),
                 (after, merged, want.new_line, got.new_line, want.added),
@@ -173,12 +176,16 @@ def verify(
             for n, text in enumerate(lines)
             if text.strip()
         ]
+        pairs = [(scope_of(path, a, at), scope_of(path, b, to)) for a, at, b, to in places]
         differ = next(((a, b) for a, b in pairs if a != b), None)
+        moved = None if differ else _branch_left(path, places)
         if differ:
             faults.append(
                 f"line {got.new_line + 1}: the change belongs to {differ[0] or 'the top level'}, the "
                 f"merge put it into {differ[1] or 'the top level'}"
             )
+        elif moved:
+            faults.append(f"line {got.new_line + 1}: the change is in another branch: {moved}")
         elif (copies := _copies(want, got, before, current)) > 1:
             faults.append(
                 f"line {got.new_line + 1}: the lines around the change stand there {copies} times, "
@@ -193,6 +200,14 @@ def verify(
             )
         )
     return faults, landings
+
+
+def _branch_left(
+    path: str, places: Sequence[tuple[Sequence[str], int, Sequence[str], int]]
+) -> branches.Strayed | None:
+    """Return the first place that is in another branch than it was, while that one is there."""
+    strayed = (branches.strayed(path, *place) for place in places)
+    return next((found for found in strayed if found and found.is_left), None)
 
 
 def _other_change(meant: list[Block], made: list[Block]) -> str:

@@ -2,8 +2,9 @@
 
 git puts a hunk wherever its lines match, as near as it can to the stated line: in a file that has
 changed, that may be another function. Here a hunk is taken in such a file only if its pre-image
-stands there once, and in the same function or class as before. What the patch calls "before" is
-read from the pre-image blob where the repository has it, else from the hunk's heading. In files
+stands there once, in the same function or class as before, and in no other branch of it while that
+one is there. What the patch calls "before" is read from the pre-image blob where the repository has
+it, else from the hunk's heading, which names no branch. In files
 that are neither Python nor C-like nothing tells a scope: there, the lines around it have to be the
 same. A pre-image that stood there more than once before may be any of them now: that is refused.
 """
@@ -15,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from builder import scope
+from builder import branches, scope
 from builder.diff import FileChange, Hunk
 from builder.errors import MisplacedHunkError, PatchConflictError
 
@@ -172,6 +173,14 @@ def _check_definitions(
     now = _scopes(path, hunk, lines, line)
     if pair := next(((a, b) for a, b in zip(meant, now, strict=True) if a != b), None):
         raise _elsewhere(where, path, pair[0], pair[1], line)
+    for offset in hunk.touched:
+        found = branches.strayed(path, before, _stated(hunk) + offset, lines, line + offset)
+        if found and found.is_left:
+            raise MisplacedHunkError(
+                f"the hunk stands in another branch: {found} (line {line + offset + 1})",
+                where=where,
+                next_step=LOOK,
+            )
 
 
 def _check_heading(

@@ -231,6 +231,41 @@ def test_git_edits_the_wrong_function_and_the_tool_does_not(moving):
     assert trial.changes == {}
 
 
+@pytest.mark.parametrize("near", [("one", "one"), ("two", "both")], ids=["strictly", "by a merge"])
+def test_git_edits_the_wrong_branch_and_the_tool_does_not(moving, near):
+    """Upstream moved the block into the other branch of the function, as it is or a bit changed."""
+    words = ("zero", "one", "two", "three", "four", "five", "six")
+    block = "".join(f"        engine.{word}()\n" for word in words)
+    fix = ("        engine.three()\n", "        engine.three()\n        engine.hook()\n")
+    old = f"def serve(engine):\n    if engine.fast:\n{block}    else:\n        engine.slow()\n"
+    new = f"def serve(engine):\n    if engine.fast:\n        engine.run()\n    else:\n{block}"
+    case = moving({PATH: old}, {PATH: edit(new, near)}, ("fix", {PATH: edit(old, fix)}))
+    status, read = case.git_am(threeway=True)
+    wrong = read(PATH).decode()
+    assert status == 0
+    assert wrong.index("else:") < wrong.index("engine.hook()")
+    trial = case.trial()
+    assert trial.state is State.MISPLACED
+    assert "belongs under `if engine.fast`" in trial.reason
+    assert trial.changes == {}
+
+
+@pytest.mark.parametrize("near", [("one", "one"), ("two", "both")], ids=["strictly", "by a merge"])
+def test_a_branch_with_another_condition_is_shown(moving, near):
+    words = ("zero", "one", "two", "three", "four", "five", "six")
+    block = "".join(f"        engine.{word}()\n" for word in words)
+    fix = ("        engine.three()\n", "        engine.three()\n        engine.hook()\n")
+    old = f"def serve(engine):\n    if engine.fast:\n{block}    return engine\n"
+    new = edit(old, near, ("engine.fast:", "engine.fast and engine.new:"))
+    trial = moving({PATH: old}, {PATH: new}, ("fix", {PATH: edit(old, fix)})).trial()
+    assert trial.state.applies
+    assert applied(trial) == edit(new, fix)
+    (hunk,) = trial.files[0].hunks
+    assert hunk.around.endswith(
+        "it belongs under `if engine.fast`, and stands under `if engine.fast and engine.new`"
+    )
+
+
 @pytest.mark.parametrize("function", ["first", "second"])
 def test_twins_of_which_upstream_rewrote_one(moving, function):
     head, tail = TWINS.split("def unrelated")

@@ -61,7 +61,7 @@ TWICE = {
     "one of two branches": (
         f"def f(x):\n    if CUDA:\n{B8}    elif ROCM:\n{B8}    return\n",
         f"def f(x):\n    if CUDA:\n        pass\n    elif ROCM:\n{B8}    return\n",
-        "more than once (at 5 and 15)",
+        "belongs under `if CUDA`, and stands under `if ROCM`",
     ),
 }
 
