@@ -165,6 +165,9 @@ def _copy_suite(folder: Path, scratch: Path) -> Path:
 def _environment(request: Request, suite: Path, scratch: Path) -> Environment:
     if request.python is not None:
         return environment.existing(request.python)
+    if not _sees_a_driver():  # nothing is refused: torch has the last word
+        say("warning: no NVIDIA driver is seen on this machine; without one the gate fails after "
+            "all has been installed (Ctrl-C, and run it where `nvidia-smi` lists a GPU)")  # fmt: skip
     folder = scratch / "environment"
     if request.wheelhouse is not None:
         house = request.wheelhouse
@@ -184,6 +187,11 @@ def _environment(request: Request, suite: Path, scratch: Path) -> Environment:
     wheels = [str(path) for path in (request.wheel.absolute(), alias) if path]
     environment.install(env, [*wheels, *more], index_variables())
     return env
+
+
+def _sees_a_driver() -> bool:
+    signs = Path("/proc/driver/nvidia"), Path("/dev/dxg")  # Linux's own kernel module, and WSL's
+    return any(sign.exists() for sign in signs) or shutil.which("nvidia-smi") is not None
 
 
 def _say_machine(machine: Machine) -> None:

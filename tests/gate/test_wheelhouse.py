@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -213,6 +214,29 @@ def test_a_clean_environment_from_the_index(lab_of, tmp_path):
     assert done.returncode == 0, done.stderr
     assert set(lab_of.outcomes.values()) == {"passed"}
     assert not list((lab_of.folder / "cache" / "work").glob("*/environment"))
+    assert "no NVIDIA driver is seen" not in done.stderr
+
+
+def test_without_a_driver_it_says_so_before_it_installs(lab_of, tmp_path):
+    lab_of.report_path = tmp_path / "gpu-report.json"
+    lab_of.cards()
+    programs = lab_of.folder / "programs"
+    paths = [p for p in os.environ["PATH"].split(":") if not (Path(p) / "nvidia-smi").exists()]
+    hidden = (programs / "nvidia-smi").rename(lab_of.folder / "nvidia-smi")
+    try:
+        done = run_builder(
+            "--project", lab_of.folder / "project", "test", lab_of.wheel, "--report",
+            lab_of.report_path, env=lab_of.variables | {"PATH": ":".join(paths)}, check=False,
+        )  # fmt: skip
+    finally:
+        hidden.rename(programs / "nvidia-smi")
+        lab_of.cards(labs.H200)
+    assert lab_of.facts["faults"] == ["no GPU that can be used: torch finds none"]
+    warned = done.stderr.find("no NVIDIA driver is seen on this machine")
+    if Path("/proc/driver/nvidia").exists():
+        assert warned == -1
+    else:
+        assert 0 <= warned < done.stderr.index("environment:")
 
 
 def test_pip_does_where_there_is_no_uv(house, tmp_path, monkeypatch):
