@@ -28,10 +28,11 @@ def make_pin(tag: str, cache: Cache) -> Pin:
 
     version = tag.removeprefix("v")
     if not RELEASE_TAG.fullmatch(tag):
+        meant = f"v{tag}" if RELEASE_TAG.fullmatch(f"v{tag}") else "v0.20.2"
         raise PinError(
             "upstream's release tags look like v0.20.2",
             where=tag,
-            next_step="python -m builder pin v0.20.2",
+            next_step=f"python -m builder pin {meant}",
         )
     settings = package_index.pip_settings()
     files = package_index.release_files(
@@ -51,6 +52,7 @@ def make_pin(tag: str, cache: Cache) -> Pin:
             next_step="wait until upstream has published its files, then run the command again",
         )
     sdist = sdists[0]
+    _check_spelling(tag, sdist)
     if sdist.sha256 is None:
         raise PinError(
             "the index gives no sha256 for the sdist",
@@ -72,6 +74,22 @@ def make_pin(tag: str, cache: Cache) -> Pin:
         sdist=PinnedFile(sdist.name, path.stat().st_size, sdist.sha256),
         wheels=wheels,
     )
+
+
+def _check_spelling(tag: str, sdist: ReleaseFile) -> None:
+    """Refuse another spelling of a version: 0.23 is 0.23.0 to an index, and v0.23 no tag.
+
+    :raises PinError: the release has another tag.
+    """
+    from packaging.utils import parse_sdist_filename  # noqa: PLC0415
+
+    _, published = parse_sdist_filename(sdist.name)
+    if tag != f"v{published}":
+        raise PinError(
+            f"upstream's tag of that release is v{published}",
+            where=tag,
+            next_step=f"python -m builder pin v{published}",
+        )
 
 
 def _kept_by_upstream(files: list[ReleaseFile], version: str) -> list[ReleaseFile]:
