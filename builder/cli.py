@@ -120,8 +120,9 @@ def pin_command(
     changed = pin.save(State.project.pins, made, force=force)
     path = State.project.pins / f"{tag}.toml"
     typer.echo(f"{path}: {'written' if changed else 'unchanged'}")
-    if (tags := series.series_tags(State.project)) and tag not in tags:
-        typer.echo(f"next: python -m builder rebase --from {tags[-1]} --onto {tag}")
+    source = series.nearest_series(State.project, tag)
+    if source and tag not in series.series_tags(State.project):
+        typer.echo(f"next: python -m builder rebase --from {source} --onto {tag}")
 
 
 @app.command("series")

@@ -11,11 +11,15 @@ import shlex
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builder import series_journal
 from builder.errors import SeriesError, UnknownTagError
 from builder.locations import Project
 from builder.words import counted
+
+if TYPE_CHECKING:  # slow to import
+    from packaging.version import Version
 
 COMMON = "../common/"
 _LINE = re.compile(r"(?P<entry>(?:\.\./common/)?(?P<number>\d{4})-[A-Za-z0-9._-]+\.patch)(\s+-p1)?")
@@ -50,15 +54,35 @@ class Series:
 
 def series_tags(project: Project) -> list[str]:
     """Return the tags that have a series folder, oldest release first."""
-    from packaging.version import InvalidVersion, Version  # noqa: PLC0415
+    from packaging.version import Version  # noqa: PLC0415
 
     def age(tag: str) -> tuple[bool, Version, str]:
-        try:
-            return False, Version(tag), tag
-        except InvalidVersion:  # such as v1.2.3-mine: behind the releases
-            return True, Version("0"), tag
+        release = _release(tag)
+        return release is None, release or Version("0"), tag  # what is none is behind the releases
 
     return sorted((path.parent.name for path in project.patches.glob("v*/series")), key=age)
+
+
+def _release(tag: str) -> Version | None:
+    from packaging.version import InvalidVersion, Version  # noqa: PLC0415
+
+    try:
+        return Version(tag)
+    except InvalidVersion:  # such as v1.2.3-mine
+        return None
+
+
+def nearest_series(project: Project, tag: str) -> str | None:
+    """Return whose series a release without one starts from: the newest before it, or the oldest.
+
+    A patch release of an old line is nearer to that line than to the newest series.
+    """
+    tags = series_tags(project)
+    this = _release(tag)
+    older = [other for other in tags if this and (one := _release(other)) and one < this]
+    if older:
+        return older[-1]
+    return tags[0] if tags else None
 
 
 def read_series(project: Project, tag: str) -> Series:
@@ -76,7 +100,7 @@ def read_series(project: Project, tag: str) -> Series:
             f"no series for {tag!r} (there are: {known})",
             where=str(file),
             next_step=f"make one from another release: python -m builder rebase --from "
-            f"{tags[-1] if tags else 'TAG'} --onto {shlex.quote(tag)}; or an empty one: "
+            f"{nearest_series(project, tag) or 'TAG'} --onto {shlex.quote(tag)}; or an empty one: "
             f"{shlex.join(['mkdir', '-p', str(folder)])} && {shlex.join(['touch', str(file)])}",
         )
     series_journal.finish(folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from builder.errors import SeriesError, UnknownTagError
-from builder.series import read_series, series_tags, unlisted_common
+from builder.locations import Project
+from builder.series import nearest_series, read_series, series_tags, unlisted_common
 from tests.series.fork import FILES, TAG
 
 
@@ -97,6 +98,28 @@ def test_an_unknown_release_lists_the_known_ones(fork):
     with pytest.raises(UnknownTagError, match=r"v1\.2\.3, v1\.9\.0, v1\.10\.0") as caught:
         read_series(fork.project, "v2.0.0")
     assert "v2.0.0/series" in caught.value.next_step
+    assert "rebase --from v1.10.0 --onto v2.0.0" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("tag", "source"),
+    [
+        ("v1.11.0", "v1.10.0"),
+        ("v1.9.1", "v1.9.0"),  # a patch release of the older line, not of the newest one
+        ("v1.10.0rc1", "v1.9.0"),
+        ("v1.0.0", TAG),
+        ("v-mine", TAG),
+    ],
+)
+def test_a_release_starts_from_the_series_before_it(fork, tag, source):
+    assert nearest_series(fork.project, tag) == TAG
+    fork.release(FILES, "v1.10.0")
+    fork.release(FILES, "v1.9.0")
+    assert nearest_series(fork.project, tag) == source
+
+
+def test_nothing_to_start_from(tmp_path):
+    assert nearest_series(Project(tmp_path), TAG) is None
 
 
 def test_a_shared_patch_that_no_series_names(fork):
