@@ -79,17 +79,33 @@ def listed(folder: Path, channel: str, what: str) -> tuple[ListedWheel, ...]:
     ours = [w for w in index.list_wheels(folder, channel) if w.project == DISTRIBUTION]
     found = tuple(wheel for wheel in ours if what in {wheel.version, wheel.path.name})
     if not found:
-        versions = ", ".join(dict.fromkeys(wheel.version for wheel in ours))
-        raise _lacks(what, f"{folder} ({channel})", versions)
+        raise _lacks(what, f"{folder} ({channel})", _versions(ours), _elsewhere(folder, channel))
     return found
 
 
-def _lacks(what: str, where: str, versions: str) -> PackageIndexError:
+def _versions(wheels: Sequence[ListedWheel]) -> str:
+    return ", ".join(dict.fromkeys(wheel.version for wheel in wheels))
+
+
+def _elsewhere(folder: Path, channel: str) -> tuple[str, ...]:
+    """Return a line for each other channel that lists something of ours."""
+    listings = {
+        other: [w for w in index.list_wheels(folder, other) if w.project == DISTRIBUTION]
+        for other in index.channels(folder)
+        if other != channel
+    }
+    return tuple(f"{other} has  {_versions(ours)}" for other, ours in listings.items() if ours)
+
+
+def _lacks(
+    what: str, where: str, versions: str, elsewhere: tuple[str, ...] = ()
+) -> PackageIndexError:
     return PackageIndexError(
         f"no {DISTRIBUTION} {what} there",
         where=where,
-        details=(f"it has  {versions or 'nothing'}",),
-        next_step="give a version, or the file name of a wheel, that the channel lists",
+        details=(f"it has  {versions or 'nothing'}", *elsewhere),
+        next_step="give a version, or the file name of a wheel, that the channel lists"
+        + (", or name another channel" if elsewhere else ""),
     )
 
 

@@ -78,4 +78,18 @@ def test_yank_needs_a_reason_and_a_wheel(release, released, tool, index):
     released(release.wheel())
     tool.run("yank", VERSION, "--index", index, code=2)
     tool.run("yank", VERSION, "--index", index, "--reason", " ", code=2)
-    tool.run("yank", "9.9", "--index", index, "--reason", "x", code=5)
+    refused = tool.run("yank", "9.9", "--index", index, "--reason", "x", code=5)
+    assert f"it has  {VERSION}" in refused.error
+    assert "another channel" not in refused.error  # no other one has anything
+
+
+@pytest.mark.parametrize("command", ["yank", "promote"])
+def test_who_names_the_wrong_channel_is_told_the_right_one(release, tool, index, command):
+    tool.run("publish", release.wheel(), "--index", index, "--channel", "staging")
+    wrong = {
+        "yank": ["--reason", "x"],  # of stable, which has nothing yet
+        "promote": ["--from", "stable-sm120", "--to", "stable"],
+    }[command]
+    said = tool.run(command, VERSION, "--index", index, *wrong, code=5).error
+    assert f"staging has  {VERSION}" in said
+    assert "or name another channel" in said
