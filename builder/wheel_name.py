@@ -34,7 +34,7 @@ def tag_of(wheel_file: str) -> tuple[str, int]:
     match = re.match(r"vllm_glm5-(?P<version>[^-+]+)\+glm5\.(?P<revision>\d+)-", wheel_file)
     if match is None:
         raise AuditError(
-            "not the file name of a wheel that this tool builds",
+            "not the file name of a vllm-glm5 wheel",
             where=wheel_file,
             next_step="give a vllm_glm5-VERSION+glm5.N-...whl",
         )

@@ -30,7 +30,7 @@ WRONG = {
     "verify nothing": (16, ["verify", "nothing.whl"], ["no such file"]),
     "verify a folder": (16, ["verify", "/tmp"], ["/tmp: no file"]),
     "verify another file": (
-        16, ["verify", __file__], ["not the file name of a wheel that this tool builds"]),
+        16, ["verify", __file__], ["not the file name of a vllm-glm5 wheel"]),
     "doctor for no Python": (14, ["doctor", "--python", "/nonexistent"], ["does not run"]),
     "doctor for another program": (
         14, ["doctor", "--python", shutil.which("true")], ["not as Python does"]),
