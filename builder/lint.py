@@ -28,8 +28,11 @@ def lint_patch(patch: Patch) -> Iterator[str]:
     reason = patch.body
     for key, value in patch.trailers:
         reason = reason.replace(f"{key}: {value}", "")
-    if len(reason.split()) < _MINIMUM_REASON:
-        yield "the message gives no reason: say what was wrong, for whom, and why this way"
+    if (words := len(reason.split())) < _MINIMUM_REASON:
+        yield (
+            f"the message gives {counted(words, 'word')} of reason, {_MINIMUM_REASON} are the least: "
+            "say what was wrong, for whom, and why this way"
+        )
     status = patch.trailer("Upstream-Status")
     if status is None:
         yield "no Upstream-Status: trailer"

@@ -34,8 +34,9 @@ def test_a_good_patch_has_none(fork, developer):
 
 FAILS = {
     "long subject": ({"subject": "x" * 81}, "81 characters"),
-    "no reason": ({"body": ""}, "gives no reason"),
-    "hardly a reason": ({"body": "It did not work before, and now it does work.\n"}, "gives no reason"),
+    "no reason": ({"body": ""}, "gives 0 words of reason, 20 are the least"),
+    "hardly a reason": (
+        {"body": "It did not work before, and now it does work.\n"}, "gives 10 words of reason"),
     "no status": ({"trailers": trailers(Upstream_Status=None)}, "no Upstream-Status"),
     "unknown status": ({"trailers": trailers(Upstream_Status="Maybe")}, "'Maybe' is none of"),
     "status without its url": ({"trailers": trailers(Upstream_Status="Submitted")}, "'Submitted' is"),
