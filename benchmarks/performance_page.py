@@ -256,7 +256,9 @@ def main() -> None:
                     shape(row): row["ours_fp8"] for row in run["sparse_mla"] if row.get("ours_fp8")
                 }
     draw(stored["rows"], fp8, DOCS / PICTURE)
-    (DOCS / "performance.md").write_text(page(command, stored, fp8, more))
+    text = DOCS / "performance.md"
+    text.write_text(page(command, stored, fp8, more))
+    print(f"written {text} and its pictures")
 
 
 if __name__ == "__main__":

@@ -58,9 +58,10 @@ def written(pages, monkeypatch, given: list[str]) -> str:
     return (pages.DOCS / "performance.md").read_text()
 
 
-def test_the_page_is_what_the_stored_runs_give(pages, monkeypatch):
+def test_the_page_is_what_the_stored_runs_give(pages, monkeypatch, capsys):
     text = (DOCS / "performance.md").read_text()
     assert written(pages, monkeypatch, arguments(text)) == text
+    assert f"written {pages.DOCS / 'performance.md'}" in capsys.readouterr().out  # where to look
     pictures = re.findall(r"!\[.*\]\((.+\.svg)\)", text)
     assert len(pictures) >= 2
     assert all((DOCS / picture).is_file() for picture in pictures)
