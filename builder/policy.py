@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import tomllib
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from builder.sigstore_signing import Identity
 
 SKEW = timedelta(minutes=5)  # how far the GPU machine's clock may be ahead of ours
 
+_SOAK = "engine soak: seconds"  # the figure of tests/gpu that the caller of the suite chooses
 _KEYS = frozenset({"capability", "required-tests", "may-skip", "at-least", "max-age-days",
                    "signers", "sigstore", "signature"})  # fmt: skip
 
@@ -185,6 +187,16 @@ def capability_range(text: str) -> SpecifierSet:
         raise ValueError(f"not a range of compute capabilities: {text!r}") from error
 
 
+def gate_command(channel: Channel, wheel: Path) -> str:
+    """Return the command whose report the channel takes, if the wheel passes.
+
+    Without the variable the soak is a short one, and the next run ends in the same refusal.
+    """
+    seconds = channel.at_least.get(_SOAK)
+    variable = f"VLLM_GLM5_SOAK_SECONDS={math.ceil(seconds)} " if seconds else ""
+    return f"{variable}python -m builder test {wheel}"
+
+
 def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -> Verdict:
     """Return the accepted report of a wheel; the signature lies beside the report as ``.sig``.
 
@@ -192,7 +204,7 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
     :raises ReportRefused: with the reason; a signature's faults as ``SignatureRefused``.
     """
     where = str(report)
-    data = _read(report)
+    data = _read(report, gate_command(channel, wheel))
     # First: nothing else that unsigned bytes say is worth a word.
     signed = _verified(channel, report, data, now)
     signer, signature, suffix = signed or (None, None, signing.SUFFIX)
@@ -204,7 +216,7 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
             where=where,
             details=(f"tested  {found.wheel_sha256}  {found.wheel_name}",
                      f"given   {sha256}  {wheel.name}"),
-            next_step=f"python -m builder test {wheel}",
+            next_step=gate_command(channel, wheel),
         )  # fmt: skip
     if found.wheel_name != wheel.name:  # which says for which machine and Python it is
         raise ReportRefused(
@@ -218,7 +230,7 @@ def require_report(channel: Channel, wheel: Path, report: Path, now: datetime) -
             f"the report does not let this wheel into {channel.name}: {faults[0]}",
             where=where,
             details=tuple(faults[1:]),
-            next_step=f"python -m builder test {wheel}",
+            next_step=gate_command(channel, wheel),
         )
     return Verdict(channel.name, sha256, found, signer, data, signature, suffix)
 
@@ -242,13 +254,11 @@ def refuse_failure(channel: Channel, wheel_sha256: str, report: Path) -> None:
         )
 
 
-def _read(report: Path) -> bytes:
+def _read(report: Path, next_step: str = "python -m builder test WHEEL") -> bytes:
     try:
         return report.read_bytes()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise ReportRefused(
-            "no report there", where=str(report), next_step="python -m builder test WHEEL"
-        ) from error
+        raise ReportRefused("no report there", where=str(report), next_step=next_step) from error
 
 
 def _verified(

@@ -13,7 +13,7 @@ from builder.alias import alias_name, is_required, write_alias
 from builder.errors import AuditError, BuilderError, ReportRefused
 from builder.index import STAGING, Entry
 from builder.locations import Project
-from builder.policy import Verdict
+from builder.policy import Channel, Verdict
 from builder.wheel_file import parse, read_metadata
 
 PROVENANCE = "provenance.json"
@@ -63,7 +63,7 @@ def approve(
         raise ReportRefused(
             f"{channel} takes no wheel without its GPU report",
             where=wheel.name,
-            next_step=f"python -m builder test {wheel}, then give --report",
+            next_step=f"{policy.gate_command(rules, wheel)}, then give --report",
         )
     refused: list[ReportRefused] = []
     accepted: Verdict | None = None
@@ -76,15 +76,15 @@ def approve(
         for report in reports:
             policy.refuse_failure(rules, accepted.wheel_sha256, report)
         return accepted
-    raise refused[0] if len(refused) == 1 else _all_refused(channel, wheel, refused)
+    raise refused[0] if len(refused) == 1 else _all_refused(rules, wheel, refused)
 
 
-def _all_refused(channel: str, wheel: Path, refused: list[ReportRefused]) -> ReportRefused:
+def _all_refused(rules: Channel, wheel: Path, refused: list[ReportRefused]) -> ReportRefused:
     return ReportRefused(
-        f"none of the reports lets this wheel into {channel}",
+        f"none of the reports lets this wheel into {rules.name}",
         where=wheel.name,
         details=tuple(f"{error.where}: {error.what}" for error in refused),
-        next_step=f"python -m builder test {wheel}",
+        next_step=policy.gate_command(rules, wheel),
     )
 
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from builder import gpu_report, locations, policy, signing
+from builder import gpu_report, locations, policy, signing, unit
 from builder.errors import PolicyError, ReportRefused, SignatureRefused
 from builder.gpu_report import Outcome
 from tests.gate.reports import H200, NOW, POLICY, RTX, TESTS, Gate, edited, make_key, result
@@ -134,6 +134,28 @@ def test_a_report_of_another_wheel_is_refused(gate):
     gate.wheel.write_bytes(b"other bytes under the same name")
     with pytest.raises(ReportRefused, match="about another wheel"):
         gate.judge(path)
+
+
+@pytest.mark.parametrize("report", ["none", "missing", "short", "two short"])
+def test_the_next_command_soaks_as_long_as_the_channel_asks(gate, report, monkeypatch):
+    """The suite's own 20 seconds would be refused again, after another run of it."""
+    asked = '{ "engine soak: seconds" = 3600 }'
+    (gate.folder / "policy.toml").write_text(POLICY.replace('{ "soak: seconds" = 60 }', asked))
+    monkeypatch.setattr(policy, "load_default", lambda project: gate.policy)
+    reports = {
+        "none": [],
+        "missing": [gate.folder / "nowhere.json"],
+        "short": [gate.write(gate.report())],
+    }
+    reports["two short"] = reports["short"] * 2
+    project = locations.Project(gate.folder)
+    with pytest.raises(ReportRefused) as caught:
+        unit.approve("stable", gate.wheel, reports[report], project, NOW)
+    command = f"python -m builder test {gate.wheel}"
+    assert caught.value.next_step.startswith(f"VLLM_GLM5_SOAK_SECONDS=3600 {command}")
+    with pytest.raises(ReportRefused) as caught:  # this channel asks for no soak
+        unit.approve("stable-sm120", gate.wheel, reports[report], project, NOW)
+    assert caught.value.next_step.startswith(command)
 
 
 @pytest.mark.parametrize(
