@@ -74,8 +74,14 @@ def promote(promotion: Promotion, project: Project, cache: Cache, now: datetime)
 def listed(folder: Path, channel: str, what: str) -> tuple[ListedWheel, ...]:
     """Return our wheels of a version, or the one of that name.
 
-    :raises PackageIndexError: the channel has none.
+    :raises PackageIndexError: the channel has none, or the folder is no index.
     """
+    if not index.channels(folder):
+        raise PackageIndexError(
+            "no directory index there",
+            where=str(folder),
+            next_step="give --index the folder that holds simple/, or staging/simple/",
+        )
     ours = [w for w in index.list_wheels(folder, channel) if w.project == DISTRIBUTION]
     found = tuple(wheel for wheel in ours if what in {wheel.version, wheel.path.name})
     if not found:

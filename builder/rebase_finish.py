@@ -90,7 +90,7 @@ def _left_to_run(onto: str) -> tuple[str, ...]:
         f"python -m builder series --tag {onto}",
         "pytest",
         f"python -m builder --tag {onto}",
-        "the GPU gate, before anything is promoted to the stable channel",
+        "python -m builder test WHEEL  # the GPU gate, before anything reaches the stable channel",
     )
 
 

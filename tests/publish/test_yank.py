@@ -93,3 +93,11 @@ def test_who_names_the_wrong_channel_is_told_the_right_one(release, tool, index,
     said = tool.run(command, VERSION, "--index", index, *wrong, code=5).error
     assert f"staging has  {VERSION}" in said
     assert "or name another channel" in said
+
+
+@pytest.mark.parametrize("command", ["yank", "promote"])
+def test_a_folder_that_is_no_index_is_said_to_be_none(tool, tmp_path, command):
+    arguments = {"yank": ["--reason", "x"], "promote": ["--from", "staging", "--to", "stable"]}
+    said = tool.run(command, VERSION, "--index", tmp_path / "indx", *arguments[command], code=5)
+    assert "no directory index there" in said.error
+    assert not (tmp_path / "indx").exists()
