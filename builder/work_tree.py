@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from builder.locations import Cache
 from builder.repository import Git
 
 _WHAT = "git's records of work trees"
+_BEING_MADE = b"initializing"  # why git itself locks a record; its environment is in English
 
 
 def add(repository: Git, tree: Path, commit: str, cache: Cache) -> Git:
@@ -44,10 +46,15 @@ def forget_dead(repository: Git, cache: Cache) -> None:
 def _is_dead(record: Path) -> bool:
     """Tell whether git came to no tree, or the scratch folder that held it is gone.
 
-    A scratch folder lives longer than the work on any tree in it.
+    A scratch folder lives longer than the work on any tree in it. A record that a person locked
+    stays: that is what locking is for, where the tree is on a disk that is not there now.
     """
     try:
-        tree = (record / "gitdir").read_text(encoding="utf-8", errors="surrogateescape").strip("\n")
+        tree = (record / "gitdir").read_bytes().strip(b"\n")
+        if tree and (record / "locked").read_bytes().strip() != _BEING_MADE:
+            return False
+        return not tree or not (record / os.fsdecode(tree)).parent.parent.exists()
     except FileNotFoundError:
         return True
-    return not tree or not Path(tree).parent.parent.exists()
+    except (OSError, ValueError):  # another user's, or no path at all: nothing is known of it
+        return False

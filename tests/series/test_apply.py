@@ -366,6 +366,32 @@ def test_a_git_killed_while_it_made_a_work_tree_leaves_nothing_for_long(fork, se
     assert fork.leftovers() == []
 
 
+@pytest.mark.parametrize("reason", [(), ("--reason", "on another disk")], ids=["none", "one"])
+def test_a_work_tree_that_a_person_locked_is_kept(fork, series, tmp_path, reason):
+    """It is on a disk that is not there now, say. The control: one that is not locked goes."""
+    fork.put(series)
+    applied = fork.apply()
+    git = applied.repository
+    for name in ("kept", "gone"):
+        tree = str(tmp_path / "disk" / name)
+        git.run("worktree", "add", "--detach", "--no-checkout", tree, applied.head)
+    git.run("worktree", "lock", *reason, str(tmp_path / "disk" / "kept"))
+    shutil.rmtree(tmp_path / "disk")
+    assert ids(fork.apply()) == ids(applied)
+    assert fork.leftovers() == [str(git.folder / "worktrees" / "kept")]
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a\0b"], ids=["too long", "no path"])
+def test_a_record_of_which_nothing_can_be_told_ends_no_command(fork, series, path):
+    fork.put(series)
+    applied = fork.apply()
+    record = applied.repository.folder / "worktrees" / "strange"
+    record.mkdir(parents=True)
+    (record / "gitdir").write_text(f"/{path}/tree/.git\n")
+    (record / "locked").write_text("initializing")
+    assert ids(fork.apply()) == ids(applied)
+
+
 def test_a_message_keeps_what_a_mail_reader_would_cut(fork, developer):
     body = (
         "One line, then a scissors line:\n\n-- >8 --\n\n> quoted\n>From a line\n    From: indented\n"
