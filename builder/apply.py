@@ -22,7 +22,7 @@ from builder.repository import Git
 from builder.words import counted
 
 # Raised whenever what is accepted changes, so that the cache does not answer by older rules.
-RULES = 2
+RULES = 3
 
 AM = (
     "am",

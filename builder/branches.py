@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,92 +37,186 @@ class Strayed:
 
 @dataclass(frozen=True)
 class _Branch:
-    """Lines (from 1, both ends included) that run when ``head`` says so."""
+    """A branch of a function.
 
-    first: int
-    last: int
-    head: str
-    node: ast.AST | None
+    :param path: how it is headed, as Python writes it (line breaks do not count), with those that
+        it stands in, outer ones first.
+    :param number: which it is of those that are headed so: a function has many a ``try``.
+    """
 
-    @property
-    def name(self) -> str:
-        """Return the head and its condition, as Python writes it: line breaks do not count."""
-        return f"{self.head} {ast.unparse(self.node)}".strip() if self.node else self.head
+    path: tuple[str, ...]
+    number: int
+
+
+@dataclass(frozen=True)
+class _Function:
+    """The branches of a function's text.
+
+    :param around: for each line, counted from 0, those that it stands in, outer ones first; None
+        for a comment behind a branch, which may belong to that or to what follows.
+    :param total: how many there are of each path.
+    """
+
+    around: tuple[tuple[_Branch, ...] | None, ...]
+    total: Counter[tuple[str, ...]]
+
+
+class Compared:
+    """Two versions of a file, of which the branches around lines are compared."""
+
+    def __init__(self, path: str, before: Sequence[str], now: Sequence[str]) -> None:
+        self.before, self.now = before, now
+        self._old, self._new = _File(path, before), _File(path, now)
+
+    def strayed(self, line: int, new_line: int) -> Strayed | None:
+        """Compare the branches around a line of each; None where they are the same, or not told.
+
+        The two lines (from 0) stand in the same function or class. A branch whose condition
+        upstream wrote anew is another one, too: then nothing is left of the one that is meant.
+        """
+        old, new = self._old.within(line), self._new.within(new_line)
+        if old is None or new is None or old == new:
+            return None
+        before, now = _function(old[0]), _function(new[0])
+        if before is None or now is None:
+            return None
+        meant, found = before.around[old[1]], now.around[new[1]]
+        if meant is None or found is None:
+            return None
+        a, b = (branches[-1].path if branches else () for branches in (meant, found))
+        if a == b:
+            return _among_equals(meant, found, before, now)
+        differ = [n for n, (one, other) in enumerate(zip(a, b, strict=False)) if one != other]
+        # Only what differs is shown; of one within the other, the branch that both are in, too.
+        same = differ[0] if differ else max(min(len(a), len(b)) - 1, 0)
+        return Strayed(_shown(a[same:]), _shown(b[same:]), is_left=_is_left(a, b, before, now))
 
 
 def strayed(
     path: str, before: Sequence[str], line: int, now: Sequence[str], new_line: int
 ) -> Strayed | None:
-    """Compare the branches around a line of one file and of another; None where they are the same.
+    """Compare one line of each, as ``Compared`` does: that is for many lines."""
+    return Compared(path, before, now).strayed(line, new_line)
 
-    The two lines (from 0) stand in the same function or class. A branch whose condition upstream
-    wrote anew is another one, too: then nothing is left of the one that is meant.
+
+def _is_left(
+    meant: tuple[str, ...], found: tuple[str, ...], before: _Function, now: _Function
+) -> bool:
+    """Tell whether the function still has a branch that the line has left.
+
+    From the outside in, a branch that is gone was written anew as the one found in its place: the
+    loop that went along into another branch does not hide that the branch is still there. Of some
+    that are headed so one is gone if there are fewer of them, and more of what is found instead.
     """
-    if not path.endswith(scope.PYTHON):
-        return None
-    old, new = _within(path, before, line), _within(path, now, new_line)
-    if old == new:
-        return None
-    meant, found = (_around(_branches(text), at) for text, at in (old, new))
-    if meant == found:
-        return None
-    everywhere = {_around(_branches(new[0]), at) for at in range(1, new[0].count("\n") + 2)}
-    differ = [n for n, (a, b) in enumerate(zip(meant, found, strict=False)) if a != b]
-    # Only what differs is shown; of one within the other, the branch that both are in, too.
-    same = differ[0] if differ else max(min(len(meant), len(found)) - 1, 0)
-    return Strayed(_shown(meant[same:]), _shown(found[same:]), is_left=meant in everywhere)
+    written_anew = False
+    expected = meant
+    for depth, head in enumerate(meant):
+        if expected[: depth + 1] == found[: depth + 1]:
+            continue
+        left, old = expected[: depth + 1], (*meant[:depth], head)
+        if not found[depth:]:
+            return left in now.total
+        other, old_other = found[: depth + 1], (*meant[:depth], found[depth])
+        fewer = now.total[left] < before.total[old]
+        if left in now.total and not (fewer and now.total[other] > before.total[old_other]):
+            return True
+        written_anew = True
+        expected = (*expected[:depth], found[depth], *expected[depth + 1 :])
+    return not written_anew
+
+
+def _among_equals(
+    meant: Sequence[_Branch], found: Sequence[_Branch], before: _Function, now: _Function
+) -> Strayed | None:
+    """Tell branches of one head apart by their number, where as many of them are left."""
+    for one, other in zip(meant, found, strict=True):
+        total = before.total[one.path]
+        if one.number != other.number and total == now.total[one.path]:
+            head = _shown(one.path[-1:])
+            meant_one, found_one = (f"{head} ({b.number} of {total})" for b in (one, other))
+            return Strayed(meant_one, found_one, is_left=True)
+    return None
 
 
 def _shown(branches: tuple[str, ...]) -> str:
-    text = ", ".join(branches).replace("`", "'")
+    text = " ".join(", ".join(branches).replace("`", "'").split())  # a string may be of two lines
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _within(path: str, lines: Sequence[str], line: int) -> tuple[str, int]:
-    """Return the text of the function or class around a line, and its number there (from 1)."""
-    around = scope.definition_at(path, lines, line)
-    first, last = (around.first - 1, around.last) if around else (0, len(lines))
-    return "".join(lines[first:last]), line - first + 1
+class _File:
+    def __init__(self, path: str, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self._known: Sequence[scope.Definition] | None = None
+        if path.endswith(scope.PYTHON) and not _LONE_RETURN.search("".join(lines)):
+            self._known = scope.definitions(path, lines)
+        self._texts: dict[tuple[int, int], str] = {}
 
+    def within(self, line: int) -> tuple[str, int] | None:
+        """Return the text of the function or class around a line, and its number there (from 0).
 
-def _around(branches: Sequence[_Branch], number: int) -> tuple[str, ...]:
-    return tuple(branch.name for branch in branches if branch.first <= number <= branch.last)
+        None where it cannot be read: that is not the same as a function without branches.
+        """
+        if self._known is None or not 0 <= line < len(self._lines):
+            return None
+        around = (d for d in reversed(self._known) if d.first <= line + 1 <= d.last)
+        found = next(((d.first - 1, d.last) for d in around), (0, len(self._lines)))
+        if found not in self._texts:
+            self._texts[found] = "".join(self._lines[slice(*found)])
+        return self._texts[found], line - found[0]
 
 
 @lru_cache(maxsize=16)  # the functions of one hunk, before and after
-def _branches(text: str) -> tuple[_Branch, ...]:
-    """Return the branches of a function's text, outer ones first; none where it is no Python."""
-    if _LONE_RETURN.search(text):
-        return ()
+def _function(text: str) -> _Function | None:
+    """Read the branches of a function's text; None where it is no Python."""
     # a method is indented: below this line it may be
     tree = syntax.parsed(b"if 1:\n" + text.encode("utf-8", "surrogateescape"))
     if tree is None:
-        tree = syntax.parsed(b"\n" + text.encode("utf-8", "surrogateescape"))
-        body = tree.body if tree else []
+        # with a line above it, a mark of the byte order would be none
+        data = text.removeprefix("\ufeff").encode("utf-8", "surrogateescape")
+        tree = syntax.parsed(b"\n" + data)
+        body = tree.body if tree else None
     else:
-        body = tree.body[0].body if isinstance(tree.body[0], ast.If) else []
+        body = tree.body[0].body if isinstance(tree.body[0], ast.If) else None
+    if body is None:
+        return None
     if len(body) == 1 and isinstance(body[0], _DEFINITIONS):
         body = body[0].body
     try:
-        return tuple(
-            _Branch(branch.first - 1, branch.last - 1, branch.head, branch.node)
-            for branch in _walk(body)
-        )
-    except RecursionError:
-        return ()
+        found = [(first - 2, last - 2, path) for first, last, path in _walk(body, ())]
+    except (RecursionError, ValueError):  # a long sum, a number of 5,000 digits
+        return None
+    lines = text.split("\n")
+    around: list[list[_Branch] | None] = [[] for _ in lines]
+    total: Counter[tuple[str, ...]] = Counter()
+    for first, last, path in found:
+        total[path] += 1
+        branch = _Branch(path, total[path])
+        for above in around[first : last + 1]:
+            if above is not None:
+                above.append(branch)
+    for _, last, _ in found:
+        for n in range(last + 1, len(lines)):
+            if lines[n].strip() and not lines[n].lstrip().startswith("#"):
+                break
+            around[n] = None
+    return _Function(tuple(None if b is None else tuple(b) for b in around), total)
 
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def _walk(body: Sequence[ast.stmt]) -> Iterator[_Branch]:
+def _walk(
+    body: Sequence[ast.stmt], outer: tuple[str, ...]
+) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+    """Yield the first and the last line and the path of each branch, outer ones first."""
     for statement in body:
         if not isinstance(statement, _DEFINITIONS):
             for head, node, below, begin in _parts(statement):
                 if below:
                     first = min(begin, below[0].lineno)
-                    yield _Branch(first, below[-1].end_lineno or first, head, node)
-                    yield from _walk(below)
+                    path = (*outer, f"{head} {ast.unparse(node)}".strip() if node else head)
+                    yield first, below[-1].end_lineno or first, path
+                    yield from _walk(below, path)
 
 
 _Part = tuple[str, ast.AST | None, list[ast.stmt], int]
@@ -156,7 +251,10 @@ def _parts(statement: ast.stmt) -> Iterator[_Part]:
             yield "finally", None, finalbody, _behind([*above, *orelse][-1])
         case ast.Match(_, cases):
             for one in cases:
-                yield "case", one.pattern, one.body, _behind(one.guard or one.pattern)
+                head, begin = "case", _behind(one.guard or one.pattern)
+                if one.guard:
+                    head = f"case {ast.unparse(one.pattern)} if"
+                yield head, one.guard or one.pattern, one.body, begin
 
 
 def _chain(statement: ast.If) -> Iterator[_Part]:

@@ -164,21 +164,26 @@ def verify(
     current, merged = placement.split_lines(ours), placement.split_lines(result)
     if [(b.removed, b.added) for b in meant] != [(b.removed, b.added) for b in made]:
         return [_other_change(meant, made)], []
+    untouched = branches.Compared(path, before, current)
+    patched = branches.Compared(path, after, merged)
     faults = []
     landings = []
     for want, got in zip(meant, made, strict=True):
         places = [
-            (left, first + n, right, second + n)
-            for left, right, first, second, lines in (
-                (before, current, want.old_line, got.old_line, want.removed),
-                (after, merged, want.new_line, got.new_line, want.added),
+            (files, first + n, second + n)
+            for files, first, second, lines in (
+                (untouched, want.old_line, got.old_line, want.removed),
+                (patched, want.new_line, got.new_line, want.added),
             )
             for n, text in enumerate(lines)
             if text.strip()
         ]
-        pairs = [(scope_of(path, a, at), scope_of(path, b, to)) for a, at, b, to in places]
+        pairs = [
+            (scope_of(path, files.before, at), scope_of(path, files.now, to))
+            for files, at, to in places
+        ]
         differ = next(((a, b) for a, b in pairs if a != b), None)
-        moved = None if differ else _branch_left(path, places)
+        moved = None if differ else _branch_left(places)
         if differ:
             faults.append(
                 f"line {got.new_line + 1}: the change belongs to {differ[0] or 'the top level'}, the "
@@ -203,10 +208,10 @@ def verify(
 
 
 def _branch_left(
-    path: str, places: Sequence[tuple[Sequence[str], int, Sequence[str], int]]
+    places: Sequence[tuple[branches.Compared, int, int]],
 ) -> branches.Strayed | None:
     """Return the first place that is in another branch than it was, while that one is there."""
-    strayed = (branches.strayed(path, *place) for place in places)
+    strayed = (files.strayed(line, new_line) for files, line, new_line in places)
     return next((found for found in strayed if found and found.is_left), None)
 
 

@@ -173,8 +173,9 @@ def _check_definitions(
     now = _scopes(path, hunk, lines, line)
     if pair := next(((a, b) for a, b in zip(meant, now, strict=True) if a != b), None):
         raise _elsewhere(where, path, pair[0], pair[1], line)
+    files = branches.Compared(path, before, lines)
     for offset in hunk.touched:
-        found = branches.strayed(path, before, _stated(hunk) + offset, lines, line + offset)
+        found = files.strayed(_stated(hunk) + offset, line + offset)
         if found and found.is_left:
             raise MisplacedHunkError(
                 f"the hunk stands in another branch: {found} (line {line + offset + 1})",

@@ -139,7 +139,7 @@ def _python(text: str) -> tuple[Definition, ...] | None:
         return None
     try:
         return _numbered(list(_walk(tree, "", "")))
-    except RecursionError:
+    except (RecursionError, ValueError):  # a long sum, a number of 5,000 digits in a condition
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,27 @@ CASES = {
     "two cases": (
         f"    match x:\n      case A():\n{B8}      case [b] if b:\n{PASS}",
         f"    match x:\n      case A():\n{PASS}      case [b] if b:\n{B8}",
-        ("case A()", "case [b]"),
+        ("case A()", "case [b] if b"),
+    ),
+    "one pattern with and without a guard": (
+        f"    match x:\n      case A() if y:\n{B8}      case A():\n{PASS}",
+        f"    match x:\n      case A() if y:\n{PASS}      case A():\n{B8}",
+        ("case A() if y", "case A()"),
+    ),
+    "one of two that are headed so": (
+        f"    try:\n{B8}    except A:\n{PASS}    try:\n{PASS}    except B:\n{PASS}",
+        f"    try:\n{PASS}    except A:\n{PASS}    try:\n{B8}    except B:\n{PASS}",
+        ("try (1 of 2)", "try (2 of 2)"),
+    ),
+    "with what is around it": (
+        f"    if x:\n        for a in y:\n{B12}    else:\n{PASS}",
+        f"    if x:\n{PASS}    else:\n        for a in y:\n{B12}",
+        ("if x, for a in y", "else of if x, for a in y"),
+    ),
+    "below a condition that is another now": (
+        f"    if x:\n        if cuda:\n{B12}        else:\n            pass\n",
+        f"    if x and y:\n        if cuda:\n            pass\n        else:\n{B12}",
+        ("if x, if cuda", "if x and y, else of if cuda"),
     ),
     "within another": (
         f"    if x:\n        if cuda:\n{B12}        else:\n            pass\n    else:\n{PASS}",
@@ -137,6 +158,16 @@ def test_a_condition_that_upstream_wrote_anew_is_another_branch_and_none_is_left
     assert not strayed.is_left
 
 
+@pytest.mark.parametrize("first", ["if cuda", "if xpu"], ids=["first", "second"])
+def test_one_of_two_like_conditions_that_upstream_wrote_anew_is_not_left(rebase, first):
+    old = function(f"    if cuda:\n{B8}    mid()\n    if cuda:\n{PASS}    else:\n{PASS}")
+    new = old.replace("if cuda", "if cuda and fast", 1)
+    assert rebase("vllm/m.py", old, with_new_line(old), new) == with_new_line(new).encode()
+    # the control: one of them goes as well, and the lines stand where something else was before
+    moved = function(f"    {first}:\n{PASS}    else:\n{PASS}    if cuda:\n{PASS}    else:\n{B8}")
+    rebase.refused("vllm/m.py", old, with_new_line(old), moved)
+
+
 @pytest.mark.parametrize(
     "new",
     [
@@ -150,6 +181,68 @@ def test_how_a_condition_is_written_does_not_matter(rebase, new):
     assert rebase("vllm/m.py", old, with_new_line(old), now) == with_new_line(now).encode()
 
 
+@pytest.mark.parametrize("behind", ["    y()\n", "    else:\n        y()\n"])
+def test_a_comment_behind_a_branch_belongs_to_either(behind):
+    """Upstream goes on with the branch below it: the comment has not moved."""
+    old = f"def f(x):\n    if x:\n        a()\n        # then\n{behind}".splitlines(True)
+    new = f"def f(x):\n    if x:\n        a()\n        # then\n        b()\n{behind}".splitlines(
+        True
+    )
+    assert branches.strayed("m.py", old, 3, new, 3) is None
+    other = "def f(x):\n    if x:\n        z()\n    else:\n        a()\n    y()\n".splitlines(True)
+    assert branches.strayed("m.py", old, 2, other, 4).is_left
+
+
+BRANCH = "def f(x):\n    if x:\n        a()\n"
+SUM = " + ".join(["x"] * 900)
+UNREADABLE = {
+    "Python 2": f"{BRANCH}    print 1\n",
+    "a lone carriage return": f"{BRANCH}    b(\r)\n",
+    "one above": f"b = (\r1)\n{BRANCH}",
+    "a zero byte": f"{BRANCH}\0",
+    "a long sum in a condition": f"{BRANCH}    while {SUM}:\n        b()\n",
+    "a number that Python does not write": f"{BRANCH}    while 0x{'f' * 5000}:\n        b()\n",
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_cannot_be_read_has_neither_branches_nor_none(kind):
+    """No file is refused, and no command ends, for what is only not known."""
+    text, other = UNREADABLE[kind], BRANCH.replace("if x", "if y")
+    unread, read = text.splitlines(True), other.splitlines(True)
+    if kind.endswith(("return", "above")):
+        unread = [f"{line}\n" for line in text.split("\n")]
+    at = next(n for n, line in enumerate(unread) if "a()" in line)
+    assert branches.strayed("m.py", unread, at, read, 2) is None
+    assert branches.strayed("m.py", read, 2, unread, at) is None
+    assert branches.strayed("m.py", BRANCH.splitlines(True), 2, read, 2) is not None
+
+
+def test_a_condition_that_python_does_not_write_ends_no_command(rebase):
+    old = function(f"    if x == 0x{'f' * 5000}:\n{B8}    else:\n{PASS}")
+    new = "import os\n" + old
+    assert rebase("vllm/m.py", old, with_new_line(old), new) == with_new_line(new).encode()
+
+
+def test_a_mark_of_the_byte_order_hides_no_branch():
+    old, new = (f"\ufeffif x:\n    {a}\nelse:\n    {b}\n" for a, b in (("a", "b"), ("b", "a")))
+    assert branches.strayed("m.py", old.splitlines(True), 1, new.splitlines(True), 3).is_left
+
+
+def test_a_function_of_many_branches_is_read_once():
+    """Of 600 lines in a branch with a new condition, each looked through all others: minutes."""
+    ifs = "".join(f"    if c{n}:\n        a()\n" for n in range(600))
+    block = "".join(f"        b({n})\n" for n in range(600))
+    old = f"def f(x):\n{ifs}    if last:\n{block}".splitlines(True)
+    new = f"def f(x):\n{ifs}    if last and x:\n{block}".splitlines(True)
+    branches._function.cache_clear()
+    with mock.patch.object(branches.ast, "unparse", wraps=ast.unparse) as unparse:
+        files = branches.Compared("m.py", old, new)
+        found = [files.strayed(n, n) for n in range(1202, 1802)]
+    assert all(found)
+    assert unparse.call_count <= 4 * 601  # scope names conditions, too
+
+
 @given(st.data())
 def test_whatever_stands_there_it_has_branches_or_none(data):
     """Bodies of all kinds within each other: every statement that has one is in it, none is lost."""
@@ -159,7 +252,7 @@ def test_whatever_stands_there_it_has_branches_or_none(data):
     assert branches.strayed("m.py", lines, 0, lines, 0) is None
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
-            found = branches._around(branches._branches(text), node.lineno)
+            found = branches._function(text).around[node.lineno - 1]
             assert len(found) == (node.col_offset // 4 - 1), (found, text)
 
 
