@@ -165,20 +165,20 @@ class _File:
         return self._texts[found], line - found[0]
 
 
-@lru_cache(maxsize=16)  # the functions of one hunk, before and after
+@lru_cache(maxsize=256)  # the functions that a series changes: before, and on a release
 def _function(text: str) -> _Function | None:
     """Read the branches of a function's text; None where it is no Python."""
-    # a method is indented: below this line it may be
-    tree = syntax.parsed(b"if 1:\n" + text.encode("utf-8", "surrogateescape"))
-    if tree is None:
-        # with a line above it, a mark of the byte order would be none
-        data = text.removeprefix("\ufeff").encode("utf-8", "surrogateescape")
-        tree = syntax.parsed(b"\n" + data)
-        body = tree.body if tree else None
+    # With a line above it, a mark of the byte order would be none.
+    data = text.removeprefix("\ufeff").encode("utf-8", "surrogateescape")
+    # A method is indented: below this line it may be.
+    tree = syntax.parsed(b"if 1:\n" + data) if text[:1].isspace() else None
+    if tree is not None and isinstance(tree.body[0], ast.If):
+        body = tree.body[0].body
     else:
-        body = tree.body[0].body if isinstance(tree.body[0], ast.If) else None
-    if body is None:
-        return None
+        tree = syntax.parsed(b"\n" + data)
+        if tree is None:
+            return None
+        body = tree.body
     if len(body) == 1 and isinstance(body[0], _DEFINITIONS):
         body = body[0].body
     try:
