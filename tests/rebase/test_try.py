@@ -222,44 +222,47 @@ def test_git_edits_the_wrong_function_and_the_tool_does_not(moving):
     )
     fix = ("        item.check()\n", "        item.check()\n        item.fix()\n")
     case = moving({PATH: old}, {PATH: new}, ("fix", {PATH: edit(old, fix)}))
-    status, read = case.git_am(threeway=True)
-    assert status == 0
-    wrong = read(PATH).decode()
-    assert wrong.index("item.fix()") < wrong.index("def second")
+    git_is_wrong(case, first="item.fix()", second="def second")
     trial = case.trial()
     assert trial.state is State.MISPLACED
     assert trial.changes == {}
 
 
-@pytest.mark.parametrize("near", [("one", "one"), ("two", "both")], ids=["strictly", "by a merge"])
+def git_is_wrong(case, *, first, second):
+    """By itself git reports success, with the hook on the wrong side of something."""
+    status, read = case.git_am(threeway=True)
+    assert status == 0
+    text = read(PATH).decode()
+    assert text.index(first) < text.index(second)
+
+
+STEPS = "".join(f"        engine.step_{n}()\n" for n in "0123456")
+IN_STEPS = ("        engine.step_3()\n", "        engine.step_3()\n        engine.hook()\n")
+either_way = pytest.mark.parametrize(
+    "near", [("step_1", "step_1"), ("step_1", "step_one")], ids=["strictly", "by a merge"]
+)
+
+
+@either_way
 def test_git_edits_the_wrong_branch_and_the_tool_does_not(moving, near):
     """Upstream moved the block into the other branch of the function, as it is or a bit changed."""
-    words = ("zero", "one", "two", "three", "four", "five", "six")
-    block = "".join(f"        engine.{word}()\n" for word in words)
-    fix = ("        engine.three()\n", "        engine.three()\n        engine.hook()\n")
-    old = f"def serve(engine):\n    if engine.fast:\n{block}    else:\n        engine.slow()\n"
-    new = f"def serve(engine):\n    if engine.fast:\n        engine.run()\n    else:\n{block}"
-    case = moving({PATH: old}, {PATH: edit(new, near)}, ("fix", {PATH: edit(old, fix)}))
-    status, read = case.git_am(threeway=True)
-    wrong = read(PATH).decode()
-    assert status == 0
-    assert wrong.index("else:") < wrong.index("engine.hook()")
+    old = f"def serve(engine):\n    if engine.fast:\n{STEPS}    else:\n        engine.slow()\n"
+    new = f"def serve(engine):\n    if engine.fast:\n        engine.run()\n    else:\n{STEPS}"
+    case = moving({PATH: old}, {PATH: edit(new, near)}, ("hook", {PATH: edit(old, IN_STEPS)}))
+    git_is_wrong(case, first="else:", second="engine.hook()")
     trial = case.trial()
     assert trial.state is State.MISPLACED
     assert "belongs under `if engine.fast`" in trial.reason
     assert trial.changes == {}
 
 
-@pytest.mark.parametrize("near", [("one", "one"), ("two", "both")], ids=["strictly", "by a merge"])
+@either_way
 def test_a_branch_with_another_condition_is_shown(moving, near):
-    words = ("zero", "one", "two", "three", "four", "five", "six")
-    block = "".join(f"        engine.{word}()\n" for word in words)
-    fix = ("        engine.three()\n", "        engine.three()\n        engine.hook()\n")
-    old = f"def serve(engine):\n    if engine.fast:\n{block}    return engine\n"
+    old = f"def serve(engine):\n    if engine.fast:\n{STEPS}    return engine\n"
     new = edit(old, near, ("engine.fast:", "engine.fast and engine.new:"))
-    trial = moving({PATH: old}, {PATH: new}, ("fix", {PATH: edit(old, fix)})).trial()
+    trial = moving({PATH: old}, {PATH: new}, ("hook", {PATH: edit(old, IN_STEPS)})).trial()
     assert trial.state.applies
-    assert applied(trial) == edit(new, fix)
+    assert applied(trial) == edit(new, IN_STEPS)
     (hunk,) = trial.files[0].hunks
     assert hunk.around.endswith(
         "it belongs under `if engine.fast`, and stands under `if engine.fast and engine.new`"
