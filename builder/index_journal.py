@@ -79,7 +79,8 @@ def _finish(journal: Path, marks: Mapping[Path, str | None], folders: Sequence[P
         if reason is None:
             yanked_path(wheel).unlink(missing_ok=True)
         else:
-            atomic.write_text(yanked_path(wheel), f"{reason}\n")
+            # Whatever a shell passed: what cannot be written would stop all publishers after it.
+            atomic.write_bytes(yanked_path(wheel), f"{reason}\n".encode(errors="replace"))
     for folder in folders:
         write_pages(folder)
     journal.unlink(missing_ok=True)

@@ -54,7 +54,7 @@ def _describe(path: Path, known: ListedWheel | None) -> ListedWheel:
     """
     status = path.stat()
     uploaded = datetime.fromtimestamp(status.st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    yanked = yanked_path(path).read_text().strip() if yanked_path(path).exists() else None
+    yanked = yanked_path(path).read_text("utf-8").strip() if yanked_path(path).exists() else None
     unchanged = known is not None and (known.size, known.uploaded) == (status.st_size, uploaded)
     sha256 = known.sha256 if known is not None and unchanged else sha256_of(path)
     if known is not None and known.sha256 != sha256:

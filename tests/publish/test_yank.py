@@ -74,6 +74,18 @@ def test_the_alias_is_yanked_with_the_last_of_its_wheels(release, released, tool
     assert yanked() == {wheels[0].name}
 
 
+def test_a_reason_in_another_encoding_stops_nobody(release, released, tool, index):
+    """What a Latin-1 terminal sends as a letter is none in UTF-8."""
+    released(release.wheel())
+    done = tool.run("yank", VERSION, "--index", index, "--reason", "caf\udce9")
+    assert "yanked: caf?" in done.output
+    (wheel,) = list_wheels(index, "stable")
+    assert wheel.yanked == "caf?"
+    released(release.wheel(NEXT))  # the next publisher has nothing to finish first
+    done = tool.run("yank", VERSION, "--index", index, "--reason", "café")
+    assert list_wheels(index, "stable")[0].yanked == "café"
+
+
 def test_yank_needs_a_reason_and_a_wheel(release, released, tool, index):
     released(release.wheel())
     tool.run("yank", VERSION, "--index", index, code=2)
