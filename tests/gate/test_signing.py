@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -191,3 +193,45 @@ def test_each_allowed_identity_is_tried(ci_gate, monkeypatch, signed_by, accepte
         signature_bytes=b"a bundle",
         signature_suffix=".sigstore.json",
     )
+
+
+def test_one_key_under_two_names(gate):
+    """The gate's report and the builder's provenance, on a machine that does both."""
+    path = gate.write(gate.report())
+    builder = signing.allowed_signers_line(gate.key, "builder", signing.PROVENANCE)
+    ours = signing.allowed_signers_line(gate.key, "gate", signing.REPORT)
+    allowed = gate.folder / "allowed_signers"
+    for lines in ((builder, ours), (ours, builder)):
+        allowed.write_text("\n".join(lines) + "\n")
+        assert gate.judge(path).signer.principal == "gate"
+    allowed.write_text(f"{builder}\n")
+    with pytest.raises(SignatureRefused, match="signed by builder"):
+        gate.judge(path)
+
+
+OLD = """#!/bin/sh
+# What OpenSSH before 9.1 says of a time in UTC.
+for argument; do
+  case "$argument" in
+    -Overify-time=*Z) echo 'Invalid "verify-time" option' >&2; exit 1;;
+  esac
+done
+exec {program} "$@"
+"""
+
+
+@pytest.mark.parametrize("zone", ["UTC0", "Asia/Tokyo", "America/Los_Angeles"])
+def test_an_older_openssh_in_any_time_zone(gate, monkeypatch, zone):
+    """Ubuntu 22.04 has 8.9."""
+    path = gate.write(gate.report())
+    programs = gate.folder / "programs"
+    programs.mkdir()
+    old = programs / "ssh-keygen"
+    old.write_text(OLD.format(program=shutil.which("ssh-keygen")))
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("TZ", zone)
+    gate.allow(gate.key, "gate", 'valid-before="202611291200"')
+    assert gate.judge(path, now=NOW - timedelta(seconds=1))
+    with pytest.raises(SignatureRefused):  # the control
+        gate.judge(path, now=NOW + timedelta(seconds=1))
