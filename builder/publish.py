@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from builder import index, metadata, remote_index, uploading
 from builder.connection import Connection
@@ -100,6 +100,13 @@ def folder_of(location: str) -> Path | None:
     except ValueError as error:
         raise neither from error
     is_url = parts.scheme in {"http", "https"}
+    if is_url and (parts.query or parts.fragment):
+        raise UnsupportedByServerError(
+            "the URL of an index has neither a query nor a fragment",
+            where=urlunsplit((*parts[:1], parts.netloc.rpartition("@")[2], parts.path, "", "")),
+            next_step="give the URL without what begins with ? or #; a token is the password of "
+            "TWINE_PASSWORD, ~/.netrc or the keyring",
+        )
     if is_url and parts.netloc:
         return None
     is_file = parts.scheme == "file" and parts.netloc in {"", "localhost"}

@@ -124,6 +124,16 @@ def test_credentials_in_the_url_are_refused(tested, tool, pypiserver):
         assert "keyring" in refused.error
 
 
+@pytest.mark.parametrize("end", ["?token=s3cret", "simple/?token=s3cret", "#s3cret"])
+def test_a_token_in_the_url_is_refused(tested, tool, pypiserver, end):
+    """It would be on the command line, in the output, and in a line that installs nothing."""
+    for command in (tested, ("yank", "1", "--reason", "x", "--index")):
+        refused = tool.run(*command, pypiserver + end, code=41, **as_user())
+        assert "s3cret" not in refused.output + refused.error
+        assert "TWINE_PASSWORD" in refused.error
+    tool.run(*tested, pypiserver, **as_user())  # the control
+
+
 def test_order(monkeypatch, tmp_path):
     """What is nearest counts: the environment of this very run before the user's files."""
     (tmp_path / "netrc").write_text("machine wheels.invalid login from-netrc password n\n")
