@@ -56,7 +56,8 @@ class Connection:
                 if not answer.is_redirect or urlsplit(target)[:2] != self._origin:
                     break
                 url = target
-        except (requests.RequestException, HTTPError) as error:  # requests lets some through
+        # requests lets some through: urllib3's, and ValueError of a Location that is no URL.
+        except (requests.RequestException, HTTPError, ValueError) as error:
             raise _unreachable(url, error) from error
         if answer.status_code in DENIED:
             raise denied(url, answer.status_code, self.credentials)

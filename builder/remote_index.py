@@ -188,7 +188,11 @@ def list_files(server: Server, project: str, connection: Connection) -> tuple[Re
 
     :raises PackageIndexError: no answer, or a page that is none.
     """
-    from pypi_simple import ACCEPT_ANY, ProjectPage  # noqa: PLC0415 - slow to import
+    from pypi_simple import (  # noqa: PLC0415 - slow to import
+        ACCEPT_ANY,
+        ProjectPage,
+        UnsupportedRepoVersionError,
+    )
 
     url = urljoin(server.simple, f"{project}/")
     answer = connection.ask("GET", url, headers={"Accept": ACCEPT_ANY})
@@ -196,7 +200,7 @@ def list_files(server: Server, project: str, connection: Connection) -> tuple[Re
         return ()
     try:
         packages = ProjectPage.from_response(answer, project).packages
-    except ValueError as error:
+    except (ValueError, UnsupportedRepoVersionError) as error:
         raise PackageIndexError(
             f"not a page of PEP 503 or 691: {error}",
             where=url,
@@ -208,7 +212,7 @@ def list_files(server: Server, project: str, connection: Connection) -> tuple[Re
         RemoteFile(
             name=package.filename,
             url=package.url,
-            sha256=package.digests.get("sha256"),
+            sha256=package.digests.get("sha256", "").lower() or None,
             requires_python=package.requires_python,
             has_metadata=bool(package.has_metadata),
         )

@@ -10,14 +10,18 @@ PAGE = b"<html><body>Please sign in to this pypiserver</body></html>"
 
 
 class Strange(http.server.ThreadingHTTPServer):
-    """``answer`` is a status, or ``half`` (reads half of it and hangs up), or ``silence``."""
+    """``answer`` is a status, or ``half`` (reads half of it and hangs up), or ``silence``.
+
+    ``page`` is what it answers to who asks for a project: status, media type, text.
+    """
 
     daemon_threads = True
 
-    def __init__(self, answer, location=""):
+    def __init__(self, answer, location="", page=(404, "text/html", "")):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answer = answer
         self.location = location
+        self.page = page
         self.requests: list[tuple[str, str]] = []
         self.wheels = 0
         self.end = threading.Event()
@@ -32,7 +36,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.requests.append((self.path, self.headers.get("Authorization", "")))
-        self.reply(404 if "simple" in self.path else 200)
+        if "simple" in self.path:
+            status, kind, text = self.server.page
+            self.reply(status, kind, text.encode())
+        else:
+            self.reply(200)
 
     def do_POST(self):
         self.server.requests.append((self.path, self.headers.get("Authorization", "")))
@@ -54,20 +62,20 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         self.reply(answer)
 
-    def reply(self, status):
+    def reply(self, status, kind="text/html", body=PAGE):
         self.send_response(status)
         if status in {302, 307}:
             self.send_header("Location", self.server.location)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(PAGE)))
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(PAGE)
+        self.wfile.write(body)
 
 
 @contextlib.contextmanager
-def strange(answer, location="", context=None):
+def strange(answer, location="", context=None, **options):
     """Run it; ``context`` makes it speak TLS."""
-    with Strange(answer, location) as server:
+    with Strange(answer, location, **options) as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True)
             server.url = server.url.replace("http:", "https:")

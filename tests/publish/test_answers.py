@@ -149,6 +149,42 @@ def test_a_redirect_gets_no_credentials(tool, tested, status):
     assert all(authorization for _, authorization in server.requests), "the control"
 
 
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        ("text/html", '<meta name="pypi:repository-version" content="2.0">'),
+        ("application/vnd.pypi.simple.v1+json", '{"files": 7}'),
+    ],
+)
+def test_a_page_that_cannot_be_read(tool, tested, kind, page):
+    with strange(200, page=(200, kind, page)) as server:
+        failed = tool.run(*tested[1], server.url, code=5, **as_user())
+    assert "not a page of PEP 503 or 691" in failed.error
+    assert server.wheels == 0
+
+
+def test_a_hash_in_capitals_is_the_same_hash(tool, tested):
+    wheel, publish = tested
+    link = '<a href="/{0}#sha256={1}">{0}</a>'
+    digest = sha256(wheel)
+
+    def page(shown):
+        return 200, "text/html", link.format(wheel.name, shown)
+
+    with strange(200, page=page(digest.upper())) as server:
+        done = tool.json(*publish, server.url, **as_user())
+        assert done["files"][0]["already_there"]
+        server.page = page(digest.upper()[::-1])  # the control
+        tool.run(*publish, server.url, code=17, **as_user())
+    assert server.wheels == 0
+
+
+def test_a_redirect_to_what_is_no_url(tool, tested):
+    with strange(200, "http://[no-url", page=(302, "text/html", "")) as server:
+        failed = tool.run(*tested[1], server.url, code=5, **as_user())
+    assert "gives no answer" in failed.error
+
+
 def test_a_server_that_never_answers(tool, tested, monkeypatch):
     monkeypatch.setattr(uploading, "ANSWER_TIMEOUT", 1)
     with strange("silence") as server:
