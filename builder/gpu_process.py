@@ -7,6 +7,7 @@ write, since the process is gone or hangs, is concluded here.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -28,9 +29,13 @@ HEARTBEAT = 30.0  # seconds between two lines about a test that goes on
 PLUGIN = "vllm_glm5_gate"
 
 _POLL = 0.05
+_DEATH_LIMIT = 30.0  # seconds that a killed process may take; engines free 100 GB and more
 _LONGEST, _MOST_FAULTS = 400, 50  # characters, lines
 _READ = 4 << 20  # bytes of a log that are searched for the cause of a death
 _COOKIE = "VLLM_GLM5_GATE_RUN"
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+# pytest's exit codes of a run in which no test failed: all ran, it was stopped, none was selected.
+_UNHURT = frozenset({0, 2, 5})
 _EVIDENCE = re.compile(
     r"Fatal Python error|CUDA error|CUDA_ERROR|Xid|fallen off the bus|GPU is lost|out of memory"
     r"|terminate called|Killed"
@@ -130,7 +135,12 @@ class Process:
             try:
                 self._follow(process)
             finally:
-                _end_all(process, self.cookie)
+                if not _end_all(process, self.cookie):
+                    self.clean = False
+                    self._note(
+                        "a process of the suite cannot be killed: it waits in the kernel, "
+                        "as for a driver that does not answer"
+                    )
         return self.clean
 
     def _command(self) -> list[str]:
@@ -168,7 +178,7 @@ class Process:
         for line in lines.new():
             try:
                 self._take(json.loads(line))
-            except (ValueError, LookupError, TypeError):  # the suite knows the file's name
+            except _MALFORMED:  # the suite knows the file's name
                 self.clean = False
                 self._note(
                     f"no event of the gate's plugin: {_plain(line.decode(errors='replace'))}"
@@ -237,6 +247,8 @@ class Process:
         progress = self.progress
         # A process hands over all its figures each time; those of this test are new or changed.
         told = {key: _figure(value) for key, value in figures.items()}
+        if not math.isfinite(seconds):  # which no report can hold
+            raise ValueError(f"a test that took {seconds} s")
         new = {key: value for key, value in told.items()
                if key not in self.figures or self.figures[key] != value}  # fmt: skip
         self.figures |= told
@@ -262,7 +274,7 @@ class Process:
         """Return what a process that can no longer hand them over has put on record."""
         try:
             return dict(json.loads(self.figures_file.read_text()))
-        except (OSError, ValueError):
+        except (OSError, *_MALFORMED):
             return {}
 
     def _ended(self, code: int) -> None:
@@ -271,7 +283,8 @@ class Process:
             seconds = time.monotonic() - self.began
             why = f"its process {how}{self._evidence()}"
             self._end(self.running, Outcome.CRASH, seconds, why, self._left_figures())
-        elif self.done is None or code < 0:
+        elif code != self.done or (self.clean and code not in _UNHURT):
+            # pytest said another code than the process has, or a code for which no test accounts.
             self.clean = False
             if not self.progress.faults:
                 self._note(f"the suite's process {how} outside of a test{self._evidence()}")
@@ -314,10 +327,13 @@ class _Lines:
         yield from lines
 
 
-def _end_all(process: subprocess.Popen[bytes], cookie: str) -> None:
+def _end_all(process: subprocess.Popen[bytes], cookie: str) -> bool:
     """Kill the process, its group, and whatever it started that left the group.
 
     Engines start sessions of their own; what they all inherit is the environment.
+
+    :returns: False where the process is still there: a call into the driver of a card that is
+        gone may never return, and until it does no signal ends the process.
     """
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -331,9 +347,13 @@ def _end_all(process: subprocess.Popen[bytes], cookie: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         process.poll()
         time.sleep(0.05)
-    process.wait()
     if process.stdin:
         process.stdin.close()
+    try:
+        process.wait(_DEATH_LIMIT)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _holders(needle: bytes) -> Iterator[int]:

@@ -133,7 +133,7 @@ def _run_lane(suite: Suite, progress: Progress, tests: Sequence[str] | None) -> 
             _note_lost_gpu(progress, process.last, why)
             return
         if pending == before or process.last is None:
-            if not progress.faults and pending:
+            if not progress.faults and pending and not progress.stop.is_set():
                 progress.faults.append("the suite's process ended before its next test")
             return
 

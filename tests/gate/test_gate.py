@@ -240,11 +240,42 @@ def test_an_empty_suite(lab):
     assert any("nothing ran" in found for found in lab.facts["faults"])
 
 
-def test_a_process_that_dies_after_its_last_test(lab):
-    lab.write("conftest.py", "import atexit, os\natexit.register(os.abort)")
+ENDS_BADLY = {
+    "signal": ("import atexit, os\natexit.register(os.abort)", "died by SIGABRT"),
+    "exit code": ("import atexit, os\natexit.register(os._exit, 3)", "ended with exit code 3"),
+    "end of pytest": ("def pytest_unconfigure(): raise OSError", "ended with exit code 1"),
+    "end of the session": (
+        (
+            "import pytest\n@pytest.hookimpl(wrapper=True)\n"
+            "def pytest_sessionfinish():\n    yield\n    raise OSError"
+        ),
+        "ended with exit code 1",
+    ),
+    "error of pytest": (
+        (
+            "import pytest\n@pytest.hookimpl(trylast=True)\n"
+            "def pytest_runtest_logfinish(nodeid):\n    if 'q8_0' in nodeid: raise OSError"
+        ),
+        "ended with exit code 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDS_BADLY)
+def test_a_process_that_dies_after_its_last_test(lab, case):
+    text, how = ENDS_BADLY[case]
+    lab.write("conftest.py", text)
     assert lab.test().returncode == GATE_FAILED
     assert lab.outcomes == GOOD_TESTS
-    assert "SIGABRT outside of a test" in lab.facts["faults"][0]
+    assert f"{how} outside of a test" in lab.facts["faults"][0]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_process_that_stops_early_and_well(lab, jobs):
+    """The rest runs in a new one, whose end is as good."""
+    lab.write("test_a.py", "def test_a(request):\n    request.session.shouldstop = 'enough'")
+    assert lab.test("--jobs", jobs).returncode == 0
+    assert lab.outcomes == {"test_a.py::test_a": "passed"} | GOOD_TESTS
 
 
 def test_a_pass_that_is_not_enough_for_a_channel(lab):
@@ -285,13 +316,23 @@ def test_the_callers_variables_and_plugins_do_not_decide(lab):
         "PYTEST_ADDOPTS": "-k nothing",
         "VLLM_GLM5_TREE": "/nowhere",
         "VLLM_USE_X": "",
+        "TRITON_INTERPRET": "1",
     }
-    names = "{'VLLM_GLM5_TREE', 'VLLM_USE_X', 'PYTEST_ADDOPTS'}"
+    names = "{'VLLM_GLM5_TREE', 'VLLM_USE_X', 'PYTEST_ADDOPTS', 'TRITON_INTERPRET'}"
     lab.write(
         "test_env.py", f"import os\ndef test_env():\n    assert not {names} & set(os.environ)"
     )
     done = lab.test()
     assert done.returncode == 0, done.stderr
+
+
+def test_assertions_of_the_suites_helpers_count(lab):
+    """pytest keeps those of test files itself, and no others, where Python leaves them out."""
+    (lab.suite / "helper.py").write_text("def check(value):\n    assert value, 'compared wrong'\n")
+    lab.write("test_a.py", "import helper\ndef test_a():\n    helper.check(0)")
+    lab.variables["PYTHONOPTIMIZE"] = "1"
+    assert lab.test().returncode == GATE_FAILED
+    assert "compared wrong" in lab.reason("test_a.py::test_a")
 
 
 def test_a_signed_report_goes_through_to_the_channel(lab):

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from builder import environment, gpu_process
 from builder.gpu_process import Process, Progress, Suite
 from builder.gpu_report import Outcome
 from tests.gate.test_gate import GATE_FAILED, GOOD_TESTS, alive
@@ -52,6 +53,107 @@ def test_a_line_that_is_no_event(lab, jobs):
     assert lab.outcomes == {"test_a.py::test_a": "passed"} | GOOD_TESTS
     assert len(lab.facts["faults"]) == 3
     assert all("no event of the gate's plugin" in fault for fault in lab.facts["faults"])
+
+
+WRONG_FACTS = [{"figures": []}, {"figures": None}, {"seconds": 1e999}, {"seconds": "1"},
+               {"reason": 7}, {"name": {}}, {"outcome": "perfect"}]  # fmt: skip
+
+
+def test_an_event_of_the_wrong_form(lab):
+    """JSON, and an event by its name: the report is written all the same, and says so."""
+    right = {"event": "end", "name": "x", "outcome": "passed", "seconds": 1, "reason": "",
+             "figures": {}}  # fmt: skip
+    lines = "".join(json.dumps(right | wrong) + "\n" for wrong in WRONG_FACTS)
+    lab.write(
+        "test_a.py",
+        "import os\ndef test_a():\n"
+        "    with open(os.environ['VLLM_GLM5_GATE_EVENTS'], 'a') as file:\n"
+        f"        file.write({lines!r})",
+    )
+    done = lab.test()
+    assert done.returncode == GATE_FAILED, done.stderr
+    assert lab.outcomes == {"test_a.py::test_a": "passed"} | GOOD_TESTS
+    assert len(lab.facts["faults"]) == len(WRONG_FACTS)
+
+
+@pytest.mark.parametrize("end", ["pass", "os._exit(1)"])
+@pytest.mark.parametrize("figures", ["[1]", "null", "{", "7", "[" * 100_000])
+def test_figures_that_are_none(lab, figures, end):
+    lab.write(
+        "test_a.py",
+        "import os\ndef test_a():\n"
+        "    with open(os.environ['VLLM_GLM5_FIGURES'], 'w') as file:\n"
+        f"        file.write({figures!r})\n    {end}",
+    )
+    (lab.suite / "test_good.py").write_text("def test_one(): pass\n")
+    lab.test()
+    how = "passed" if end == "pass" else "crash"
+    assert lab.outcomes == {"test_a.py::test_a": how, "test_good.py::test_one": "passed"}
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("limit", ["inf", "nan", "-1"])
+def test_a_limit_that_no_test_can_reach(lab, limit, jobs):
+    lab.write(
+        "test_a.py",
+        f"import pytest, time\n@pytest.mark.timeout(float('{limit}'))\n"
+        "def test_slow():\n    time.sleep(100)\n"
+        f"@pytest.mark.timeout(float('{limit}'))\ndef test_quick(): pass",
+    )
+    assert lab.test("--jobs", jobs, "--time-limit", 3).returncode == GATE_FAILED
+    outcomes = {"test_a.py::test_slow": "hang", "test_a.py::test_quick": "passed"}
+    assert lab.outcomes == outcomes | GOOD_TESTS
+
+
+@pytest.fixture
+def unkillable(monkeypatch):
+    """Signals that do not arrive, as at a process that waits for a driver in the kernel."""
+    kill, started = os.kill, []
+
+    class Watched(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *_: None)
+        patch.setattr(os, "killpg", lambda *_: None)
+        patch.setattr(subprocess, "Popen", Watched)
+        yield started
+    for process in started:
+        kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def sleeping(folder):
+    program = folder / "python"
+    program.write_text("#!/bin/sh\nexec sleep 100\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_a_process_that_no_signal_ends(tmp_path, monkeypatch, unkillable):
+    """The report has to be written: whoever reads it restarts the machine."""
+    monkeypatch.setattr(gpu_process, "OUTSIDE_LIMIT", 1)
+    monkeypatch.setattr(gpu_process, "_DEATH_LIMIT", 1)
+    suite = Suite(
+        python=sleeping(tmp_path), folder=tmp_path, scratch=tmp_path, variables={}, packages=(),
+        only=(), limit=1, jobs=1, log=tmp_path / "log", gpu_lost=str,
+    )  # fmt: skip
+    progress = Progress()
+    assert not Process(suite, progress, None).run()
+    assert unkillable[0].poll() is None  # the control: it is still there
+    hangs, stays = progress.faults
+    assert "hangs outside of a test" in hangs
+    assert "cannot be killed" in stays
+
+
+def test_a_probe_that_no_signal_ends(tmp_path, monkeypatch, unkillable):
+    for limit in ("_PROBE_LIMIT", "_DEATH_LIMIT"):
+        monkeypatch.setattr(environment, limit, 1)
+    asked = environment.probe(environment.Environment(sleeping(tmp_path), {}), "gpu")
+    assert asked == {"error": "no answer within 1 s"}
+    assert unkillable[0].poll() is None
 
 
 def test_a_failure_stays_one(lab):
@@ -123,11 +225,13 @@ def test_what_runs_under_test_can_neither_sign_nor_publish(lab):
          "ACTIONS_ID_TOKEN_REQUEST_TOKEN", "CI_JOB_TOKEN"),
         "a secret",
     )  # fmt: skip
-    lab.variables |= secrets | {"TOKENIZERS_PARALLELISM": "false"}
+    secrets["CI_REPOSITORY_URL"] = "https://ci-token:secret@gitlab.invalid/glm5.git"
+    secrets["PIP_INDEX_URL"] = "https://secret@index.invalid/simple/"
+    lab.variables |= secrets | {"TOKENIZERS_PARALLELISM": "false", "HOME_PAGE": "https://a/@b"}
     lab.write(
         "test_a.py",
-        "import os\ndef test_a():\n    assert 'a secret' not in os.environ.values()\n"
-        "    assert os.environ['TOKENIZERS_PARALLELISM']",
+        f"import os\ndef test_a():\n    assert not {set(secrets)!r} & set(os.environ)\n"
+        "    assert os.environ['TOKENIZERS_PARALLELISM'] and os.environ['HOME_PAGE']",
     )
     done = lab.test()
     assert done.returncode == 0, done.stderr
