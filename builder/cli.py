@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -36,6 +37,8 @@ _USAGE_ERRORS: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ ==
 
 
 _INTERRUPTED = 130
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?)")  # ECMA-48
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 
 _held = ExitStack()  # what is given back when the command ends
 
@@ -337,7 +340,8 @@ def main() -> int:
 def _failed(code: int, text: str, facts: dict[str, object]) -> int:
     if State.as_json:
         typer.echo(json.dumps(facts, indent=1))
-    typer.echo(text, err=True)
+    # It may quote a report or a server, which have no business with the terminal.
+    typer.echo(_CONTROLS.sub("?", _ESCAPES.sub("", text)), err=True)
     return code
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 PLAIN_INTERVAL = 5.0  # seconds between two progress lines where there is no terminal
 
@@ -20,8 +20,9 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Print one line about what happens now."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this module is the output
+    """Print one line about what happens now; work goes on where nobody can read it any more."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - this module is the output
 
 
 @contextmanager

@@ -286,6 +286,8 @@ def _text(value: object) -> str:
 
 
 def _figure(value: object) -> Figure:
+    if isinstance(value, int):
+        float(value)  # OverflowError: what no float holds is compared and shown nowhere
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     raise TypeError(f"{value!r} is no figure")

@@ -185,6 +185,35 @@ def test_what_is_no_text_reaches_no_terminal(lab):
     assert "SIGABRT" in lab.reason("test_b.py::test_b")
 
 
+def test_what_a_foreign_report_says_reaches_no_terminal(lab):
+    """Not even unsigned ones are shown as they are, beside a good one."""
+    key = lab.allowed_key()
+    assert lab.test("--key", key).returncode == 0
+    document = lab.statement
+    document["predicate"]["result"] = "FAILED"
+    document["predicate"]["vllm-glm5"]["faults"] = ["half \ud80c, \x1b]0;a title\x07\x1b[2Jnext\rx"]
+    foreign = lab.folder / "foreign.json"
+    foreign.write_text(json.dumps(document))
+    reports = ("--report", lab.report_path, "--report", foreign)
+    done = lab.command("publish", lab.wheel, *reports, "--index", lab.folder / "index")
+    assert done.returncode == 23
+    assert "the wheel failed the gate at another time: half" in done.stderr
+    assert done.stderr.rstrip("\n").count("\n") == 1
+    assert not {"\x1b", "\x07", "\r"} & set(done.stderr)
+
+
+def test_a_gate_whose_words_nobody_reads(lab):
+    """As after the terminal was closed, or what they were piped to has ended."""
+    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
+               lab.wheel, "--python", lab.python, "--report", lab.report_path]  # fmt: skip
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as nowhere:
+        done = subprocess.run(command, env=lab.variables, stderr=nowhere, stdout=-3, check=False)
+    assert done.returncode == 0
+    assert lab.outcomes == GOOD_TESTS
+
+
 def test_a_gate_that_is_killed_takes_detached_processes_along(lab):
     child = lab.folder / "child"
     lab.write(

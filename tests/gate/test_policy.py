@@ -241,7 +241,7 @@ def leaves(value, path=()):
             yield from leaves(item, (*path, key))
 
 
-JUNK = [None, -1, 1e400, "", "x", [], {}, True, "2026-11-29T11:00:00Z", [[]], {"a": {}}]
+JUNK = [None, -1, 1e400, -(10**400), "", "x", [], {}, True, "2026-11-29T11:00:00Z", [[]], {"a": {}}]
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
