@@ -25,7 +25,8 @@ from builder import atomic, index_journal, simple_pages
 from builder.console import say
 from builder.digests import sha256_of
 from builder.errors import AuditError, IndexLayoutError, PolicyError, VersionExistsError
-from builder.index_pages import metadata_path
+from builder.index_pages import metadata_path, yanked_path
+from builder.locations import DISTRIBUTION, UPSTREAM_DISTRIBUTION
 from builder.simple_pages import ListedWheel
 from builder.wheel_file import WheelName, parse, read_metadata, require_agreement
 
@@ -129,7 +130,7 @@ def publish_together(
         expected = [_expected(index, e, n) for n, e in zip(names, entries, strict=True)]
         new = [target for target in targets if not target.exists()]
         folders = list(dict.fromkeys(target.parent for target in targets))
-        with index_journal.as_one(index, new, {}, folders):
+        with index_journal.as_one(index, new, _offered_again(targets, new), folders):
             for name, entry, target, sha256 in zip(names, entries, targets, expected, strict=True):
                 already_there = target.exists() and sha256_of(target) == sha256
                 _make_folder(target.parent, index)
@@ -142,6 +143,13 @@ def publish_together(
                     _place(entry.wheel, target, name, sha256, entry.beside)
                 published.append(Published(channel, target, already_there))
     return tuple(published)
+
+
+def _offered_again(targets: Sequence[Path], new: Sequence[Path]) -> dict[Path, None]:
+    """Return the alias that was yanked with its wheels, where another machine's wheel comes now."""
+    comes = any(t.parent.name == DISTRIBUTION and not yanked_path(t).exists() for t in new)
+    aliases = [t for t in targets if t.parent.name == UPSTREAM_DISTRIBUTION]
+    return {alias: None for alias in aliases if comes and yanked_path(alias).exists()}
 
 
 def set_yanked(

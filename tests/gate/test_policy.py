@@ -265,6 +265,13 @@ def test_junk_anywhere_is_refused_or_says_the_same(gate, junk):
         }  # fmt: skip
 
 
+@pytest.mark.parametrize(("value", "said"), [(-(10**400), "not a GPU report"), (-9e99, "-9e")])
+def test_a_figure_that_no_number_holds(gate, value, said):
+    soak = result(TESTS[2].name, **{"soak: seconds": value})
+    with pytest.raises(ReportRefused, match=said):
+        gate.judge(gate.write(gate.report(tests=(*TESTS[:2], soak))))
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b'{"a":1,"a":2}', b"[" * 100_000])
 def test_bytes_that_are_no_report_are_refused(gate, data):
     path = gate.folder / "gpu-report.json"

@@ -74,6 +74,24 @@ def test_the_alias_is_yanked_with_the_last_of_its_wheels(release, released, tool
     assert yanked() == {wheels[0].name}
 
 
+def test_the_alias_of_a_wheel_that_comes_after_a_yank(release, released, tool, index):
+    """What is wrong with one machine's wheel is not always wrong with the other's."""
+    first, second = (release.wheel(tag=tag) for tag in (X86, ARM))
+    alias = write_alias(VERSION, first.parent)
+    released(first)
+
+    def yanked():
+        return {w.path.name for w in list_wheels(index, "stable") if w.yanked is not None}
+
+    tool.run("yank", VERSION, "--index", index, "--reason", "wrong")
+    released(first)  # nothing new: nothing is offered again
+    assert yanked() == {alias.name, first.name}
+    released(second)
+    assert yanked() == {first.name}
+    released(first, second)
+    assert yanked() == {first.name}
+
+
 def test_a_reason_in_another_encoding_stops_nobody(release, released, tool, index):
     """What a Latin-1 terminal sends as a letter is none in UTF-8."""
     released(release.wheel())
