@@ -71,12 +71,16 @@ class Connection:
 
 
 def authentication(credentials: Credentials | None) -> HTTPBasicAuth | None:
-    """Return what a session sends: UTF-8 (RFC 7617); requests itself knows Latin-1 only."""
+    """Return what a session sends: UTF-8 (RFC 7617); requests itself knows Latin-1 only.
+
+    What the environment holds in another encoding is sent as it stands there.
+    """
     from requests.auth import HTTPBasicAuth  # noqa: PLC0415 - slow to import
 
     if credentials is None:
         return None
-    return HTTPBasicAuth(credentials.username.encode(), credentials.password.encode())
+    parts = (credentials.username, credentials.password)
+    return HTTPBasicAuth(*(part.encode(errors="surrogateescape") for part in parts))
 
 
 def certificates() -> str | None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from builder.errors import UploadRefusedError
 
 from . import servers
 from .conftest import as_user
+from .strange import strange
 
 URL = "https://wheels.invalid/team/stable/"
 BACKEND = f"""
@@ -132,6 +134,15 @@ def test_a_token_in_the_url_is_refused(tested, tool, pypiserver, end):
         assert "s3cret" not in refused.output + refused.error
         assert "TWINE_PASSWORD" in refused.error
     tool.run(*tested, pypiserver, **as_user())  # the control
+
+
+@pytest.mark.parametrize("password", ["pä€s", "p\udce4s", "#!: \"'\\\t%40@/"])
+def test_a_password_of_any_characters(tested, tool, password):
+    """A shell in Latin-1 passes bytes that are no UTF-8."""
+    with strange(200) as server:
+        tool.run(*tested, server.url, code=42, **as_user(servers.USER, password))
+    sent = {b64decode(header.removeprefix("Basic ")) for _, header in server.requests}
+    assert sent == {os.fsencode(f"{servers.USER}:{password}")}
 
 
 def test_order(monkeypatch, tmp_path):
