@@ -74,6 +74,10 @@ def run_gate(
     tested = house.wheel if house is not None else wheel
     if tested is None:
         raise typer.BadParameter("give a wheel, or --wheelhouse")
+    if report.exists() and tested.exists() and report.samefile(tested):
+        raise typer.BadParameter(
+            "--report names the wheel itself, in whose place it would be written"
+        )
     request = gate.Request(
         wheel=tested,
         report=report.absolute(),

@@ -288,6 +288,17 @@ def test_a_pass_that_is_not_enough_for_a_channel(lab):
     assert "channel  stable refuses it: it has no figure 'soak: seconds'" in done.stdout
 
 
+def test_a_report_does_not_take_the_place_of_the_wheel(lab):
+    before = lab.wheel.read_bytes()
+    link = lab.folder / "report.json"
+    link.hardlink_to(lab.wheel)
+    for path in (lab.wheel, link):
+        done = lab.command("test", lab.wheel, "--python", lab.python, "--report", path)
+        assert done.returncode == 2
+        assert "names the wheel itself" in done.stderr
+        assert path.read_bytes() == before
+
+
 def test_no_gpu(lab):
     lab.cards()
     done = lab.test()
