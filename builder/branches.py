@@ -65,7 +65,7 @@ class Compared:
     """Two versions of a file, of which the branches around lines are compared."""
 
     def __init__(self, path: str, before: Sequence[str], now: Sequence[str]) -> None:
-        self.before, self.now = before, now
+        self.path, self.before, self.now = path, before, now
         self._old, self._new = _File(path, before), _File(path, now)
 
     def strayed(self, line: int, new_line: int) -> Strayed | None:
@@ -92,13 +92,6 @@ class Compared:
         return Strayed(_shown(a[same:]), _shown(b[same:]), is_left=_is_left(a, b, before, now))
 
 
-def strayed(
-    path: str, before: Sequence[str], line: int, now: Sequence[str], new_line: int
-) -> Strayed | None:
-    """Compare one line of each, as ``Compared`` does: that is for many lines."""
-    return Compared(path, before, now).strayed(line, new_line)
-
-
 def _is_left(
     meant: tuple[str, ...], found: tuple[str, ...], before: _Function, now: _Function
 ) -> bool:
@@ -110,14 +103,14 @@ def _is_left(
     """
     written_anew = False
     expected = meant
-    for depth, head in enumerate(meant):
-        if expected[: depth + 1] == found[: depth + 1]:
+    for depth in range(len(meant)):
+        left, other = expected[: depth + 1], found[: depth + 1]
+        if left == other:
             continue
-        left, old = expected[: depth + 1], (*meant[:depth], head)
-        if not found[depth:]:
+        if depth >= len(found):
             return left in now.total
-        other, old_other = found[: depth + 1], (*meant[:depth], found[depth])
-        fewer = now.total[left] < before.total[old]
+        old_other = (*meant[:depth], found[depth])
+        fewer = now.total[left] < before.total[meant[: depth + 1]]
         if left in now.total and not (fewer and now.total[other] > before.total[old_other]):
             return True
         written_anew = True

@@ -120,24 +120,25 @@ def scope_of(path: str, lines: Sequence[str], line: int) -> str:
     return next((text.strip() for text in above if section.match(text)), "")
 
 
-def around(path: str, before: Sequence[str], line: int, now: Sequence[str], new_line: int) -> str:
+def around(files: branches.Compared, line: int, new_line: int) -> str:
     """Say whether upstream changed a function around a line: "" where it did not.
 
     A function that upstream changed, or split in two, may not do any more what the patch relies on,
     though the lines of the hunk are all there. So may one that another one holds.
     """
     functions = (
-        scope.functions_at(path, lines, at) for lines, at in ((before, line), (now, new_line))
+        scope.functions_at(files.path, lines, at)
+        for lines, at in ((files.before, line), (files.now, new_line))
     )
     for meant, found in zip(*functions, strict=False):
         old, new = (
             [text.strip() for text in lines[item.first - 1 : item.last] if text.strip()]
-            for lines, item in ((before, meant), (now, found))
+            for lines, item in ((files.before, meant), (files.now, found))
         )
         if old != new:
             gone = len([text for text in old if text not in new])
             come = len([text for text in new if text not in old])
-            moved = branches.strayed(path, before, line, now, new_line)
+            moved = files.strayed(line, new_line)
             branch = f"; {moved}" if moved else ""
             return f"upstream changed {found.name} around it (+{come} -{gone} lines){branch}"
     return ""
@@ -201,7 +202,7 @@ def verify(
                 line=got.new_line + 1,
                 offset=got.old_line - want.old_line,
                 scope=next((b for _, b in pairs if b), ""),
-                around=around(path, before, want.old_line, current, got.old_line),
+                around=around(untouched, want.old_line, got.old_line),
             )
         )
     return faults, landings

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from builder import atomic, merging, placement
+from builder.branches import Compared
 from builder.clashes import clash
 from builder.diff import FileChange
 from builder.errors import MisplacedHunkError, PatchConflictError
@@ -308,16 +309,16 @@ def _strictly(
     except (PatchConflictError, MisplacedHunkError) as error:
         return _merged(release, change, current, base, path, error)
     lines = placement.split_lines(current)
-    before = placement.split_lines(base) if base is not None else None
+    files = None if base is None else Compared(path, placement.split_lines(base), lines)
     hunks = []
     for item in placed:
         touched = (item.hunk.touched or (0,))[0]
         old_line = item.line - item.offset + touched
         changed = ""
-        if before is not None:
+        if files is not None:
             meant, now = (
                 merging.scope_of(path, text, at)
-                for text, at in ((before, old_line), (lines, item.line + touched))
+                for text, at in ((files.before, old_line), (lines, item.line + touched))
             )
             if meant != now:
                 refused = MisplacedHunkError(
@@ -327,7 +328,7 @@ def _strictly(
                     next_step=placement.LOOK,
                 )
                 return _merged(release, change, current, base, path, refused)
-            changed = merging.around(path, before, old_line, lines, item.line + touched)
+            changed = merging.around(files, old_line, item.line + touched)
         hunks.append(HunkTrial(item.line + 1, item.offset, item.scope, changed))
     still = all(not hunk.offset and not hunk.around for hunk in hunks)
     return FileTrial(

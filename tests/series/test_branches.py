@@ -114,6 +114,10 @@ CASES = {
 }
 
 
+def strayed(path, old, line, new, new_line):
+    return branches.Compared(path, old, new).strayed(line, new_line)
+
+
 def function(body, *, method=False):
     if method:
         text = "".join(f"    {line}" for line in f"def f(x):\n{body}".splitlines(keepends=True))
@@ -153,9 +157,9 @@ def test_a_condition_that_upstream_wrote_anew_is_another_branch_and_none_is_left
     """Nothing is there where the change could belong instead: a person is told, not stopped."""
     old = function(f"    if cuda:\n{B8}    else:\n{PASS}").splitlines(keepends=True)
     new = function(f"    if cuda and fast(x):\n{B8}    else:\n{PASS}").splitlines(keepends=True)
-    strayed = branches.strayed("vllm/m.py", old, 6, new, 6)
-    assert str(strayed) == "it belongs under `if cuda`, and stands under `if cuda and fast(x)`"
-    assert not strayed.is_left
+    found = strayed("vllm/m.py", old, 6, new, 6)
+    assert str(found) == "it belongs under `if cuda`, and stands under `if cuda and fast(x)`"
+    assert not found.is_left
 
 
 @pytest.mark.parametrize("first", ["if cuda", "if xpu"], ids=["first", "second"])
@@ -188,9 +192,9 @@ def test_a_comment_behind_a_branch_belongs_to_either(behind):
     new = f"def f(x):\n    if x:\n        a()\n        # then\n        b()\n{behind}".splitlines(
         True
     )
-    assert branches.strayed("m.py", old, 3, new, 3) is None
+    assert strayed("m.py", old, 3, new, 3) is None
     other = "def f(x):\n    if x:\n        z()\n    else:\n        a()\n    y()\n".splitlines(True)
-    assert branches.strayed("m.py", old, 2, other, 4).is_left
+    assert strayed("m.py", old, 2, other, 4).is_left
 
 
 BRANCH = "def f(x):\n    if x:\n        a()\n"
@@ -213,9 +217,9 @@ def test_what_cannot_be_read_has_neither_branches_nor_none(kind):
     if kind.endswith(("return", "above")):
         unread = [f"{line}\n" for line in text.split("\n")]
     at = next(n for n, line in enumerate(unread) if "a()" in line)
-    assert branches.strayed("m.py", unread, at, read, 2) is None
-    assert branches.strayed("m.py", read, 2, unread, at) is None
-    assert branches.strayed("m.py", BRANCH.splitlines(True), 2, read, 2) is not None
+    assert strayed("m.py", unread, at, read, 2) is None
+    assert strayed("m.py", read, 2, unread, at) is None
+    assert strayed("m.py", BRANCH.splitlines(True), 2, read, 2) is not None
 
 
 def test_a_condition_that_python_does_not_write_ends_no_command(rebase):
@@ -226,7 +230,7 @@ def test_a_condition_that_python_does_not_write_ends_no_command(rebase):
 
 def test_a_mark_of_the_byte_order_hides_no_branch():
     old, new = (f"\ufeffif x:\n    {a}\nelse:\n    {b}\n" for a, b in (("a", "b"), ("b", "a")))
-    assert branches.strayed("m.py", old.splitlines(True), 1, new.splitlines(True), 3).is_left
+    assert strayed("m.py", old.splitlines(True), 1, new.splitlines(True), 3).is_left
 
 
 def test_a_function_of_many_branches_is_read_once():
@@ -249,7 +253,7 @@ def test_whatever_stands_there_it_has_branches_or_none(data):
     text = "async def f(x):\n" + body(data, 1, 3)
     lines = text.splitlines(keepends=True)
     tree = ast.parse(text)
-    assert branches.strayed("m.py", lines, 0, lines, 0) is None
+    assert strayed("m.py", lines, 0, lines, 0) is None
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
             found = branches._function(text).around[node.lineno - 1]
