@@ -82,11 +82,15 @@ def listed(folder: Path, channel: str, what: str) -> tuple[ListedWheel, ...]:
             where=str(folder),
             next_step="give --index the folder that holds simple/, or staging/simple/",
         )
-    ours = [w for w in index.list_wheels(folder, channel) if w.project == DISTRIBUTION]
+    ours = _ours(folder, channel)
     found = tuple(wheel for wheel in ours if what in {wheel.version, wheel.path.name})
     if not found:
         raise _lacks(what, f"{folder} ({channel})", _versions(ours), _elsewhere(folder, channel))
     return found
+
+
+def _ours(folder: Path, channel: str) -> list[ListedWheel]:
+    return [w for w in index.list_wheels(folder, channel) if w.project == DISTRIBUTION]
 
 
 def _versions(wheels: Sequence[ListedWheel]) -> str:
@@ -95,12 +99,9 @@ def _versions(wheels: Sequence[ListedWheel]) -> str:
 
 def _elsewhere(folder: Path, channel: str) -> tuple[str, ...]:
     """Return a line for each other channel that lists something of ours."""
-    listings = {
-        other: [w for w in index.list_wheels(folder, other) if w.project == DISTRIBUTION]
-        for other in index.channels(folder)
-        if other != channel
-    }
-    return tuple(f"{other} has  {_versions(ours)}" for other, ours in listings.items() if ours)
+    others = [other for other in index.channels(folder) if other != channel]
+    listings = ((other, _versions(_ours(folder, other))) for other in others)
+    return tuple(f"{other} has  {versions}" for other, versions in listings if versions)
 
 
 def _lacks(
