@@ -123,8 +123,9 @@ def pin_command(
     changed = pin.save(State.project.pins, made, force=force)
     path = State.project.pins / f"{tag}.toml"
     typer.echo(f"{path}: {'written' if changed else 'unchanged'}")
-    source = series.nearest_series(State.project, tag)
-    if source and tag not in series.series_tags(State.project):
+    tags = series.series_tags(State.project)
+    if tags and tag not in tags:
+        source = series.nearest_series(tags, tag)
         typer.echo(f"next: python -m builder rebase --from {source} --onto {tag}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,12 +73,13 @@ def _release(tag: str) -> Version | None:
         return None
 
 
-def nearest_series(project: Project, tag: str) -> str | None:
+def nearest_series(tags: Sequence[str], tag: str) -> str | None:
     """Return whose series a release without one starts from: the newest before it, or the oldest.
 
     A patch release of an old line is nearer to that line than to the newest series.
+
+    :param tags: those that have a series, as ``series_tags`` gives them.
     """
-    tags = series_tags(project)
     this = _release(tag)
     older = [other for other in tags if this and (one := _release(other)) and one < this]
     if older:
@@ -100,7 +102,7 @@ def read_series(project: Project, tag: str) -> Series:
             f"no series for {tag!r} (there are: {known})",
             where=str(file),
             next_step=f"make one from another release: python -m builder rebase --from "
-            f"{nearest_series(project, tag) or 'TAG'} --onto {shlex.quote(tag)}; or an empty one: "
+            f"{nearest_series(tags, tag) or 'TAG'} --onto {shlex.quote(tag)}; or an empty one: "
             f"{shlex.join(['mkdir', '-p', str(folder)])} && {shlex.join(['touch', str(file)])}",
         )
     series_journal.finish(folder)

@@ -112,14 +112,14 @@ def test_an_unknown_release_lists_the_known_ones(fork):
     ],
 )
 def test_a_release_starts_from_the_series_before_it(fork, tag, source):
-    assert nearest_series(fork.project, tag) == TAG
+    assert nearest_series(series_tags(fork.project), tag) == TAG
     fork.release(FILES, "v1.10.0")
     fork.release(FILES, "v1.9.0")
-    assert nearest_series(fork.project, tag) == source
+    assert nearest_series(series_tags(fork.project), tag) == source
 
 
 def test_nothing_to_start_from(tmp_path):
-    assert nearest_series(Project(tmp_path), TAG) is None
+    assert nearest_series(series_tags(Project(tmp_path)), TAG) is None
 
 
 def test_a_shared_patch_that_no_series_names(fork):
