@@ -1,10 +1,11 @@
 """The whole engine at GLM-5's own dimensions: tokens a second, time to first token, where it goes.
 
     python benchmarks/engine.py [--json FILE] [--backends A,B] [--contexts 4096,32768]
-                                [--batches 1,8,64,256] [--tokens 4000000] [--trace]
+                                [--batches 1,8,64,256] [--tokens 4000000] [--trace] [--gpus 0,1]
 
 Needs one GPU with about 120 GB and an environment with the built wheel. One engine a backend, in a
-process of its own: random weights in bfloat16, one dense layer and two of 256 experts, so that a
+process of its own, one after another on the first GPU named, or at once where each has one, which cells
+of millions of tokens ask for: random weights in bfloat16, one dense layer and two of 256 experts, so that a
 layer's share is that of the real model and only the head's is too large (the vocabulary is cut for
 that). TRITON_MLA_SPARSE has its own indexer, FLASHMLA_SPARSE has DeepGEMM. A cell prefills every
 request for real: a shared prefix would keep the rows that attention gathers in the L2 cache. The first
@@ -26,7 +27,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
@@ -37,6 +40,7 @@ INDEXERS = {"TRITON_MLA_SPARSE": "triton", "FLASHMLA_SPARSE": "deep_gemm"}
 STEPS = 32  # of decoding that are measured
 STEP_TOKENS = 8192
 KV_GIB = 40
+SAYING = threading.Lock()  # one engine's line at a time
 CONFIG = REAL_LAYERS | {"max_position_embeddings": 202752, "vocab_size": 8192}
 # Parts of a layer by what their kernels are called; the first that matches counts. Experts stand before
 # the indexer, whose top-k is no router's: vllm::moe::grouped_topk_fused_kernel.
@@ -237,6 +241,9 @@ def main() -> None:
     parser.add_argument("--batches", type=numbers, default=[1, 8, 64, 256])
     parser.add_argument("--tokens", type=int, default=4_000_000)
     parser.add_argument("--trace", action="store_true")
+    parser.add_argument(
+        "--gpus", type=numbers, default=[0], help="as many as backends run at once (default 0)"
+    )
     parser.add_argument("--backend", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.backend:
@@ -245,24 +252,51 @@ def main() -> None:
     from sparse_timing import need_gpu
 
     need_gpu(parser)
-    rows: list[dict] = []
-    stored: dict = {"cells": rows}
-    for backend in options.backends:
+    stored: dict = {"at_once": len(options.gpus), "cells": []}
+    turns = [options.backends[i :: len(options.gpus)] for i in range(len(options.gpus))]
+    with ThreadPoolExecutor(len(turns)) as pool:
+        done = [
+            pool.submit(follow, gpu, own, stored, options.json)
+            for gpu, own in zip(options.gpus, turns, strict=True)
+        ]
+    for one in done:
+        one.result()
+    print(table(stored["cells"]))
+
+
+def follow(gpu: int, backends: list[str], stored: dict, file: Path | None) -> None:
+    """Run the backends on a GPU, one after another; add what they say to stored, and to the file."""
+    for backend in backends:
         command = [sys.executable, __file__, *sys.argv[1:], "--backend", backend]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible(gpu)}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
             assert child.stdout
             for line in child.stdout:
-                if line.startswith("CARD "):
-                    stored["card"] = json.loads(line.removeprefix("CARD "))
-                elif line.startswith("CELL "):
-                    rows.append(json.loads(line.removeprefix("CELL ")))
-                    print(table(rows[-1:]).splitlines()[-1], flush=True)
-                    # After each cell: a run that is cut off keeps what it measured.
-                    if options.json:
-                        options.json.write_text(json.dumps(stored, indent=1) + "\n")
+                with SAYING:
+                    hear(line, stored, file)
         if child.returncode:
-            sys.exit(f"{backend}: the engine ended with {child.returncode}")
-    print(table(rows))
+            raise SystemExit(f"{backend}: the engine ended with {child.returncode}")
+
+
+def visible(gpu: int) -> str:
+    """What CUDA_VISIBLE_DEVICES has to be for this one of those that we see."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return seen.split(",")[gpu] if seen else str(gpu)
+
+
+def hear(line: str, stored: dict, file: Path | None) -> None:
+    if line.startswith("CARD "):
+        said = json.loads(line.removeprefix("CARD "))
+        # Of several cards the fastest gives the floor.
+        stored["card"] = max(
+            stored.get("card", said), said, key=lambda one: one["copy_bytes_per_s"]
+        )
+    elif line.startswith("CELL "):
+        stored["cells"].append(json.loads(line.removeprefix("CELL ")))
+        print(table(stored["cells"][-1:]).splitlines()[-1], flush=True)
+        # After each cell: a run that is cut off keeps what it measured.
+        if file:
+            file.write_text(json.dumps(stored, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ HEAD = """\
 
 A model with GLM-5's own layers, one dense and two of 256 experts, random weights in bfloat16, torch
 {torch}, triton {triton}: TRITON_MLA_SPARSE with its own indexer beside FLASHMLA_SPARSE with DeepGEMM,
-CUDA graphs, every request prefilled for real. The floor is what a step must read, at the least, at the
+{place}, CUDA graphs, every request prefilled for real. The floor is what a step must read, at the least, at the
 {copy:,.0f} GB/s that a copy reached in the same run; "kernels" is the GPU's time of one step, by a trace.
 Written from {run}, a run of `benchmarks/engine.py --trace`.
 {notes}
@@ -139,6 +139,8 @@ def section(run: str, stored: dict, folder: Path) -> str:
     draw_shares(cells, folder / SHARES)
     # What whoever stored the run has to say of it.
     notes = "".join(f"\n{note}" for note in stored.get("notes", []))
-    names = {"speed": SPEED, "shares": SHARES, "notes": notes}
+    at_once = stored.get("at_once", 1) > 1
+    place = "at the same time, each on a card of its own" if at_once else "one after the other"
+    names = {"speed": SPEED, "shares": SHARES, "notes": notes, "place": place}
     head = HEAD.format(run=run, copy=bandwidth / 1e9, **names, **card)
     return "\n".join([head, *table(cells, bandwidth)]) + "\n"

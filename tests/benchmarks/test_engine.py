@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -104,3 +105,64 @@ def test_requests_that_end_too_early_are_no_measurement(scheduler, monkeypatch):
 )
 def test_a_kernel_counts_for_its_part_of_a_layer(kernel, part):
     assert engine.part_of(kernel) == part
+
+
+ENGINE = """
+import json, os, pathlib, sys, time
+backend, card = sys.argv[sys.argv.index("--backend") + 1], os.environ["CUDA_VISIBLE_DEVICES"]
+began = time.time()
+copy = {"3": 4.0e12, "5": 4.2e12}.get(card, 1.0)
+print("CARD", json.dumps({"device": "a card", "copy_bytes_per_s": copy}), flush=True)
+time.sleep(0.5)
+row = {"backend": backend, "batch": 1, "context": 1, "left_out": card, "at": [began, time.time()]}
+print("CELL", json.dumps(row), flush=True)
+"""
+
+
+@pytest.fixture
+def engines(monkeypatch, tmp_path):
+    """Run main with processes that only say where and when they ran; the cells that it stores."""
+    script = tmp_path / "engine_process.py"
+    script.write_text(ENGINE)
+    file = tmp_path / "run.json"
+    monkeypatch.setattr(engine, "__file__", str(script))
+    monkeypatch.setitem(sys.modules, "sparse_timing", SimpleNamespace(need_gpu=lambda _: None))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+
+    def run(*arguments: str) -> dict:
+        monkeypatch.setattr(sys, "argv", ["engine.py", "--json", str(file), *arguments])
+        engine.main()
+        return json.loads(file.read_text())
+
+    return run, file
+
+
+def test_one_gpu_takes_the_backends_in_turn(engines):
+    stored = engines[0]()
+    first, second = stored["cells"]
+    assert (first["left_out"], second["left_out"]) == ("3", "3")
+    assert first["at"][1] <= second["at"][0]
+    assert stored["at_once"] == 1
+
+
+def test_each_gpu_takes_a_backend_at_once(engines):
+    stored = engines[0]("--gpus", "0,1")
+    cells = {row["backend"]: row for row in stored["cells"]}
+    assert {cells[name]["left_out"] for name in engine.INDEXERS} == {"3", "5"}
+    one, other = (row["at"] for row in cells.values())
+    assert max(one[0], other[0]) < min(one[1], other[1])
+    assert stored["at_once"] == 2
+    assert stored["card"]["copy_bytes_per_s"] == 4.2e12
+
+
+def test_an_engine_that_fails_loses_nothing_of_the_other(engines, monkeypatch):
+    run, file = engines
+    script = file.parent / "engine_process.py"
+    failing = "FLASHMLA_SPARSE"
+    script.write_text(
+        ENGINE.replace("time.sleep(0.5)", f"assert backend != {failing!r}; time.sleep(0.5)")
+    )
+    with pytest.raises(SystemExit, match=f"{failing}: the engine ended with 1"):
+        run("--gpus", "0,1")
+    (row,) = json.loads(file.read_text())["cells"]
+    assert row["backend"] == "TRITON_MLA_SPARSE"
