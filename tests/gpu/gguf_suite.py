@@ -95,25 +95,29 @@ def least_saved(size: int, whole: float) -> float:
 
 def require_end(server: subprocess.Popen, others: list, limit: float) -> int:
     """Fail unless a server ends, and soon after it each of its processes (psutil's); its status."""
-    import psutil
-
     try:
         status = server.wait(limit)
     except subprocess.TimeoutExpired:
         pytest.fail(f"the server still runs after {limit} s")
+    if left := still_running(others, limit):
+        pytest.fail(f"the server ended and left {left}")
+    return status
 
-    def run(process) -> bool:
+
+def still_running(processes: list, limit: float) -> list:
+    """Those of the processes (psutil's) that run when so many seconds are over; a zombie has ended."""
+    import psutil
+
+    def runs(process) -> bool:
         try:
             return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
     deadline = time.monotonic() + limit
-    while left := [process for process in others if run(process)]:
-        if time.monotonic() > deadline:
-            pytest.fail(f"the server ended and left {left}")
+    while (left := [one for one in processes if runs(one)]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return status
+    return left
 
 
 class Models:

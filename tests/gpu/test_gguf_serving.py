@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
-from gguf_suite import EAGER, GRAPHS, gguf_engine, relative_l2, top1
+from gguf_suite import (
+    EAGER,
+    ENGINE,
+    GRAPHS,
+    HERE,
+    gguf_engine,
+    relative_l2,
+    still_running,
+    top1,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -109,3 +126,40 @@ def test_two_gpus(kind, how, gguf_models, run_engine, record_figure, monkeypatch
     )
     record_figure(f"gguf {kind} {how} 256 relative L2", relative_l2(ours, right))
     assert relative_l2(ours, right) < {"bf16": 0.04, "q8_0": 0.06}[kind]
+
+
+# About two minutes of an H200's clock: the kernel has an end, should nothing else end it.
+CYCLES = 1 << 38
+
+
+@pytest.mark.alone  # its kernel takes turns with those of the other engines on the card
+def test_a_worker_ends_with_its_engine(gguf_models, tmp_path, record_figure):
+    """A killed engine sends no signal, and a worker that waits for the GPU sees no end of a queue."""
+    import psutil
+
+    job, waiting, log = tmp_path / "job.json", tmp_path / "waiting", tmp_path / "engine.log"
+    engine = ENGINE | EAGER | gguf_engine(gguf_models, gguf_models.file("bf16"))
+    job.write_text(json.dumps({"engine": engine, "cycles": CYCLES}))
+    command = [sys.executable, str(HERE / "endless_worker.py"), str(job), str(waiting)]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 240
+        while process.poll() is None and not (waiting.exists() and waiting.read_text()):
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.2)
+        assert process.poll() is None, log.read_text()[-3000:]
+        worker = psutil.Process(int(waiting.read_text()))
+        assert worker.ppid() == process.pid
+        process.kill()
+        process.wait(30)
+        killed = time.monotonic()
+        # Without it, a worker that never waited for the GPU would look like one that was ended.
+        assert still_running([worker], 5), "the worker ended as if it had waited for nothing"
+        assert not still_running([worker], 30), "the worker has outlived its engine"
+        record_figure("worker outlived its killed engine, s", round(time.monotonic() - killed, 1))
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # a worker would hold the GPU
+            os.killpg(process.pid, signal.SIGKILL)
