@@ -28,9 +28,10 @@ HEAD = """\
 
 A model with GLM-5's own layers, one dense and two of 256 experts, random weights in bfloat16, torch
 {torch}, triton {triton}: TRITON_MLA_SPARSE with its own indexer beside FLASHMLA_SPARSE with DeepGEMM,
-{place}, CUDA graphs, every request prefilled for real. The floor is what a step must read, at the least, at the
-{copy:,.0f} GB/s that a copy reached in the same run; "kernels" is the GPU's time of one step, by a trace.
-Written from {run}, a run of `benchmarks/engine.py --trace`.
+{place}, CUDA graphs, every request prefilled for real. The floor is what a
+step must read, at the least, at the {copy:,.0f} GB/s that a copy reached in the same run; "kernels" is the
+GPU's time of one step, by a trace. Written from {run}, a run of
+`benchmarks/engine.py --trace`.
 {notes}
 
 ![Time of a decode step against the floor]({speed})
