@@ -316,6 +316,9 @@ cli_rebase.register(app)
 
 def main() -> int:
     """Run the command line; return the exit code."""
+    # A terminal that was closed; under nohup the signal is ignored, and stays so.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _terminated)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         # Versions of typer differ in what they make of Ctrl-C: Abort, or the code 130.

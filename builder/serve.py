@@ -44,7 +44,7 @@ _IMMUTABLE = "max-age=31536000, immutable"
 
 
 def serve(index: Path, host: str = "127.0.0.1", port: int = 8080, *, prefix: str = "") -> None:
-    """Serve until SIGINT or SIGTERM; print the URL and how to install from it.
+    """Serve until SIGINT, SIGTERM or SIGHUP; print the URL and how to install from it.
 
     :param port: 0 takes a free one.
     :param prefix: the path below which the index is, such as ``/glm5``.
@@ -105,7 +105,7 @@ def _below(url: str, channel: str) -> str:
 
 @contextmanager
 def _stopped_by_signals(server: IndexServer) -> Iterator[None]:
-    """End ``serve_forever`` on SIGINT and SIGTERM, between two requests."""
+    """End ``serve_forever`` on SIGINT, SIGTERM and SIGHUP, between two requests."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
@@ -114,7 +114,10 @@ def _stopped_by_signals(server: IndexServer) -> Iterator[None]:
         # shutdown() waits for the loop, which runs in the very thread that this interrupts.
         threading.Thread(target=server.shutdown, daemon=True).start()
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

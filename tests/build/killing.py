@@ -56,8 +56,9 @@ class Span:
 
 
 def hear_interrupts() -> None:
-    """Undo what a shell does to the processes it starts in the background (CI): ignore SIGINT."""
+    """Undo what a shell does to the processes it starts in the background, and nohup: ignore signals."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def run_and_kill(

@@ -157,7 +157,7 @@ def test_two_builders_at_once_both_end_right(make_user, honest, shared, index):
 def test_a_terminated_run_ends_with_130_and_says_so(user, index, upstream):
     name = next(n for n in upstream.files["vllm"] if n.startswith("vllm-9.1.0-10-"))
     index.faults[name] = [Fault(rate=50_000)]
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         process = subprocess.Popen(
             user.command("--tag", user.tag, "--no-stage", "--json"), cwd=user.home, text=True,
             env=user.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,

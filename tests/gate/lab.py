@@ -128,6 +128,33 @@ def make_environment(folder: Path, wheel: Path, dependencies: Path) -> Path:
     return folder / "bin" / "python"
 
 
+HANG = """
+    import subprocess, sys, time
+    import pytest
+
+    SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+
+    @pytest.mark.timeout(2)
+    def test_hang():
+        # What an engine does: a process in a session of its own, that outlives its parent.
+        child = subprocess.Popen(SLEEP, start_new_session=True)
+        open({pid!r}, "w").write(str(child.pid))
+        while True:
+            try:
+                time.sleep(1000)
+            except BaseException:
+                pass
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 class Lab:
     """A project folder of its own, a machine's cards, and the command on both."""
 

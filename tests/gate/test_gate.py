@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.gate.lab import H200, RTX
+from tests.gate.lab import H200, HANG, RTX, alive
 
 GOOD_TESTS = {
     "test_good.py::test_one": "passed",
@@ -110,33 +109,6 @@ def test_a_test_that_goes_wrong_takes_no_other_along(lab, case):
     assert "Traceback" not in done.stderr
 
 
-HANG = """
-    import subprocess, sys, time
-    import pytest
-
-    SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
-
-    @pytest.mark.timeout(2)
-    def test_hang():
-        # What an engine does: a process in a session of its own, that outlives its parent.
-        child = subprocess.Popen(SLEEP, start_new_session=True)
-        open({pid!r}, "w").write(str(child.pid))
-        while True:
-            try:
-                time.sleep(1000)
-            except BaseException:
-                pass
-"""
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().split()[2] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_a_hang_is_killed_with_all_that_it_started(lab):
     child = lab.folder / "child"
     lab.write("test_a_hang.py", HANG.format(pid=str(child)))
@@ -154,32 +126,6 @@ def test_the_limit_of_tests_without_a_mark(lab):
     lab.write("test_slow.py", "import time\ndef test_slow():\n    time.sleep(60)")
     assert lab.test("--time-limit", 2).returncode == GATE_FAILED
     assert lab.outcomes["test_slow.py::test_slow"] == "hang"
-
-
-@pytest.mark.parametrize("jobs", ["1", "2"])
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_gate_that_is_ended_leaves_nothing_behind(lab, end, jobs):
-    child = lab.folder / "child"
-    text = HANG.format(pid=str(child)).replace("start_new_session=True", "")
-    lab.write("test_a_hang.py", text.replace("(2)", "(99)"))
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path, "--jobs", jobs]  # fmt: skip
-    gate = subprocess.Popen(command, env=lab.variables, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (child.exists() and child.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    gate.send_signal(end)
-    assert gate.wait(20) == (130 if end == signal.SIGTERM else -end)
-    deadline = time.monotonic() + 10
-    while alive(int(child.read_text())):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    if end == signal.SIGKILL:
-        assert not lab.report_path.exists()
-    else:  # what had ended until then is not lost, and is no pass
-        assert any("interrupted" in fault for fault in lab.facts["faults"])
-        assert lab.outcomes["test_a_hang.py::test_hang"] == "not-run"
 
 
 @pytest.mark.parametrize("how", ["raise RuntimeError('CUDA error')", "os._exit(1)"])

@@ -316,12 +316,13 @@ def start(index, *options):
         [sys.executable, "-m", "builder", "serve", "--index", index, "--port", "0", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env=isolated_variables(index.parent) | {"PIP_INDEX_URL": "https://public.invalid/simple/"},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     first = process.stdout.readline()
     return process, re.search(r"http://\S+", first)[0], first
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_command(published, number):
     """It prints lines that name the running server, and ends in order on a signal."""
     process, url, _ = start(published.parents[3], "--prefix", "/glm5")
