@@ -38,9 +38,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(900)]
 
 CONFIG = gguf_model.REAL_LAYERS | {"vocab_size": 2048}
 KINDS = {"Q8_0": 0.06, "Q4_K": 0.10}
-# TP=8 leaves a rank 8 of the 64 heads, and the kernel takes those by a way of its own. Fewer GPUs see it
-# with a model of 8 heads a GPU.
-HEADS_OF_A_RANK = 8
 PROMPT = 2304  # past index_topk
 # Where a softmax of random weights still has few keys to choose from, so that a head's write is large.
 EARLY = 160
@@ -55,26 +52,17 @@ def sizes() -> list[int]:
     return [size for size in (2, 4, 8) if size <= torch.cuda.device_count()]
 
 
-def models() -> list[tuple[str, int]]:
-    """(kind of GGUF, heads of the model): GLM-5's own heads, then 8 for each GPU if those are fewer."""
-    own = CONFIG["num_attention_heads"]
-    few = HEADS_OF_A_RANK * max(sizes(), default=2)
-    return [*((kind, own) for kind in KINDS), *([("Q8_0", few)] if few < own else [])]
-
-
-@pytest.fixture(scope="module", params=models(), ids=lambda model: f"{model[0]}-{model[1]}-heads")
+@pytest.fixture(scope="module", params=KINDS)
 def model(request, tmp_path_factory):
-    """The kind, the heads, the first shard and the bytes of all."""
+    """The kind, the first shard and the bytes of all."""
     if not sizes():
         pytest.skip("needs two GPUs")
-    kind, heads = request.param
-    config = CONFIG | {"num_attention_heads": heads, "num_key_value_heads": heads}
-    folder = tmp_path_factory.mktemp(f"real-{kind}-{heads}")
-    (folder / "config.json").write_text(json.dumps(config))
-    gguf_model.write_gguf(folder / "real.gguf", config, kind, per_shard=16)
+    folder = tmp_path_factory.mktemp(f"real-{request.param}")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    gguf_model.write_gguf(folder / "real.gguf", CONFIG, request.param, per_shard=16)
     shards = sorted(folder.glob("*.gguf"))
     assert len(shards) > 1
-    yield kind, heads, shards[0], sum(shard.stat().st_size for shard in shards)
+    yield request.param, shards[0], sum(shard.stat().st_size for shard in shards)
     for shard in shards:  # tens of gigabytes
         shard.unlink()
 
@@ -82,7 +70,7 @@ def model(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def at(model, tmp_path_factory, record_figure):
     """Run the model at a tensor parallel size, once: its log-probabilities, facts and log."""
-    kind, heads, shard, _ = model
+    kind, shard, _ = model
     folder, done = tmp_path_factory.mktemp("runs"), {}
 
     def run(size: int):
@@ -110,7 +98,7 @@ def at(model, tmp_path_factory, record_figure):
         log = call("many_gpus.py", job, out, limit=420)
         arrays = np.load(out)
         facts = json.loads(str(arrays["facts"]))
-        name = f"real dimensions {kind} {heads} heads TP={size}"
+        name = f"real dimensions {kind} TP={size}"
         for key in ("ready_s", "decode_tokens_per_s"):
             record_figure(f"{name} {key}", facts[key])
         for key in ("read_gib", "peak_host_gib"):
@@ -132,12 +120,12 @@ def our_indexer(monkeypatch):
 
 @pytest.mark.parametrize("size", sizes() or [2])
 def test_each_size_computes_what_one_card_does(size, model, at, record_figure):
-    kind, heads, _, file_bytes = model
+    kind, _, file_bytes = model
     alone, alone_facts, _ = at(1)
     ours, facts, log = at(size)
     right, found = alone["score"], ours["score"]
     require_triton(log)
-    name = f"real dimensions {kind} {heads} heads TP={size}"
+    name = f"real dimensions {kind} TP={size}"
     distance, agreement = relative_l2(found, right), top1(found, right)
     record_figure(f"{name} against TP=1 relative L2", distance)
     record_figure(f"{name} against TP=1 top-1", agreement)
