@@ -33,7 +33,8 @@ _PROBE_LIMIT = 300.0
 _DEATH_LIMIT = 5.0
 _SHOWN = 5
 # Variables of the caller's that would decide what is tested.
-_OURS = ("VLLM_GLM5_REFERENCE", "VLLM_GLM5_SOAK_SECONDS", "VLLM_NO_USAGE_STATS")
+_OURS = ("VLLM_GLM5_REFERENCE", "VLLM_GLM5_SHARED_RANKS", "VLLM_GLM5_SOAK_SECONDS",
+         "VLLM_NO_USAGE_STATS")  # fmt: skip
 _FOREIGN = ("VLLM_", "PYTEST_", "PYTHONSTARTUP", "PYTHONHOME", "VIRTUAL_ENV", "COVERAGE_",
             # These leave out assertions, or put something else in the place of GPU kernels.
             "PYTHONOPTIMIZE", "TRITON_INTERPRET", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE",

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import cpu_vllm
@@ -203,3 +204,43 @@ def test_a_load_that_was_not_measured_is_told(platform):
         pass
     with pytest.raises(ZeroDivisionError), gguf_load_rate.fill_measured({}):
         raise ZeroDivisionError
+
+
+RANK = """
+import sys
+rank, file, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+sys.path.insert(0, folder)
+import torch
+import torch.distributed as dist
+from shared_card import HostCommunicator
+
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=4)
+group = dist.new_group([0, 1, 2, 3], backend="gloo")
+communicator = HostCommunicator(cpu_group=group, device_group=group)
+own = torch.arange(6, dtype=torch.bfloat16).view(2, 3) + 10 * rank
+before = own.clone()
+total = communicator.all_reduce(own)
+assert torch.equal(own, before), "vLLM's operation may not change what it is given"
+assert total.dtype == own.dtype
+assert total.tolist() == [[60, 64, 68], [72, 76, 80]]
+columns = communicator.all_gather(own)
+assert columns[0].tolist() == [0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32]
+assert communicator.all_gather(own, 0).shape == (8, 3)
+gathered = communicator.gather(own, dst=2)
+assert torch.equal(gathered, columns) if rank == 2 else gathered is None
+dist.barrier()
+"""
+
+
+def test_ranks_that_share_a_card_add_up(tmp_path):
+    """The collectives that stand for NCCL's in a test of TP=8 on one card."""
+    folder = Path(many_gpus.__file__).parent
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting"), str(folder)],
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    said = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, said

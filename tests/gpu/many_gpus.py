@@ -1,7 +1,7 @@
 """One engine over several GPUs: `python many_gpus.py JOB.json OUT.npz`.
 
 JOB: `engine` (arguments of vllm.LLM), `tokens` (one prompt whose logits are wanted), `throughput`
-(requests, prompt tokens, new tokens). OUT: `score` [tokens, vocabulary], log-probabilities in
+(requests, prompt tokens, new tokens; none if its ranks share a card). OUT: `score` [tokens, vocabulary], log-probabilities in
 float32, and the JSON string `facts`, with what each rank's process read and held. With several
 ranks also `without_attention` and `without_anything`: the same after the last rank's attention
 heads, and then all else that it adds, were silenced.
@@ -16,6 +16,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+if RANKS := int(os.environ.get("RANKS_THAT_SHARE_A_CARD", "0")):
+    # Here, since each rank's process is started by reading this file anew.
+    from shared_card import share
+
+    share(RANKS)
 
 # What ends a rank's share of attention, and of the experts and the other MLPs.
 ATTENTION, MLPS = ["o_proj."], ["down_proj.", "w2_"]
@@ -104,7 +110,8 @@ def main() -> None:
         return table(result.prompt_logprobs, vocab)[1:]
 
     out = {"score": score()}
-    facts["decode_tokens_per_s"] = decode_rate(llm, *job["throughput"])
+    if job["throughput"]:
+        facts["decode_tokens_per_s"] = decode_rate(llm, *job["throughput"])
     if len(facts["ranks"]) > 1:
         for name, modules in (("without_attention", ATTENTION), ("without_anything", MLPS)):
             done = llm.collective_rpc(silence_last_rank, args=(modules,))

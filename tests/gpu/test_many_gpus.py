@@ -3,6 +3,9 @@
 Takes as many GPUs as it finds: TP=2, 4 and 8 where there are so many. Our backend and indexer are
 forced, 64 heads are cut to 32, 16 and 8 a rank. Needs 30 GB of disk and as much GPU memory on one
 card for TP=1, which is the oracle here: the file's numbers themselves are test_gguf_logits.py's.
+
+VLLM_GLM5_SHARED_RANKS=4,8 adds these sizes where there are fewer GPUs, with all ranks on the first one
+(shared_card.py), which then needs 64 GB.
 """
 
 from __future__ import annotations
@@ -44,18 +47,27 @@ EARLY = 160
 TOP1 = 0.93
 
 
-def sizes() -> list[int]:
+def gpus() -> int:
     try:
         import torch
     except ImportError:
-        return []
-    return [size for size in (2, 4, 8) if size <= torch.cuda.device_count()]
+        return 0
+    return torch.cuda.device_count()
+
+
+def sizes() -> list[int]:
+    return [size for size in (2, 4, 8) if size <= gpus()]
+
+
+def shared_sizes() -> list[int]:
+    asked = os.environ.get("VLLM_GLM5_SHARED_RANKS", "")
+    return [int(size) for size in asked.split(",") if size and 0 < gpus() < int(size)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request, tmp_path_factory):
     """The kind, the first shard and the bytes of all."""
-    if not sizes():
+    if not sizes() + shared_sizes():
         pytest.skip("needs two GPUs")
     folder = tmp_path_factory.mktemp(f"real-{request.param}")
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -92,15 +104,29 @@ def at(model, tmp_path_factory, record_figure):
             "seed": 0,
             "compilation_config": {"cudagraph_capture_sizes": [1, 8, 64]},
         }
+        shared = size in shared_sizes()
+        if shared:
+            engine |= {
+                "enforce_eager": True,
+                "distributed_executor_backend": "mp",
+                "kv_cache_memory_bytes": 1 << 30,
+                "gpu_memory_utilization": 0.05,
+            }
         tokens = np.random.default_rng(5).integers(2, CONFIG["vocab_size"], PROMPT).tolist()
         job, out = folder / f"{size}.json", folder / f"{size}.npz"
-        job.write_text(json.dumps({"engine": engine, "tokens": tokens, "throughput": [64, 64, 65]}))
-        log = call("many_gpus.py", job, out, limit=420)
+        throughput = [] if shared else [64, 64, 65]
+        job.write_text(json.dumps({"engine": engine, "tokens": tokens, "throughput": throughput}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RANKS_THAT_SHARE_A_CARD", str(size if shared else 0))
+            log = call("many_gpus.py", job, out, limit=420)
         arrays = np.load(out)
         facts = json.loads(str(arrays["facts"]))
         name = f"real dimensions {kind} TP={size}"
+        if shared:
+            name += " on one card"
         for key in ("ready_s", "decode_tokens_per_s"):
-            record_figure(f"{name} {key}", facts[key])
+            if key in facts:
+                record_figure(f"{name} {key}", facts[key])
         for key in ("read_gib", "peak_host_gib"):
             values = [round(rank[key], 2) for rank in facts["ranks"]]
             record_figure(f"{name} {key} by rank", str(values))
@@ -118,7 +144,7 @@ def our_indexer(monkeypatch):
     monkeypatch.setenv("VLLM_SPARSE_INDEXER_BACKEND", "triton")
 
 
-@pytest.mark.parametrize("size", sizes() or [2])
+@pytest.mark.parametrize("size", sizes() + shared_sizes() or [2])
 def test_each_size_computes_what_one_card_does(size, model, at, record_figure):
     kind, _, file_bytes = model
     alone, alone_facts, _ = at(1)
