@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "gpu"))
@@ -183,8 +183,21 @@ def card() -> dict:
     }
 
 
+def end_with_the_run() -> None:
+    """Watch standard input, which the run holds open: one that is killed leaves no engine on its GPU."""
+
+    def watch() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        print("the run that started this engine has ended, and so does it", file=sys.stderr)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def run(options: argparse.Namespace) -> None:
     """The child: one backend, a line of JSON a cell."""
+    end_with_the_run()
     cells = [(context, batch) for context in options.contexts for batch in options.batches]
     room = max(context + new_tokens(batch, context) for context, batch in cells)
     llm = start(options.backend, room)
@@ -225,6 +238,13 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def cards(text: str) -> list[int]:
+    given = numbers(text)
+    if len(set(given)) < len(given) or min(given) < 0:
+        raise argparse.ArgumentTypeError(f"each of 0, 1, ... at most once, not {text}")
+    return given
+
+
 def names(text: str) -> list[str]:
     given = text.split(",")
     if unknown := set(given) - INDEXERS.keys():
@@ -242,23 +262,29 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4_000_000)
     parser.add_argument("--trace", action="store_true")
     parser.add_argument(
-        "--gpus", type=numbers, default=[0], help="as many as backends run at once (default 0)"
+        "--gpus", type=cards, default=[0], help="as many as backends run at once (default 0)"
     )
     parser.add_argument("--backend", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.backend:
         run(options)
         return
-    from sparse_timing import need_gpu
+    from sparse_timing import need_folder, need_gpu
 
-    need_gpu(parser)
-    stored: dict = {"at_once": len(options.gpus), "cells": []}
-    turns = [options.backends[i :: len(options.gpus)] for i in range(len(options.gpus))]
-    with ThreadPoolExecutor(len(turns)) as pool:
+    need_folder(parser, options.json)
+    need_gpu(parser, options.gpus)
+    gpus = options.gpus[: len(options.backends)]  # the others have nothing to do
+    stored: dict = {"at_once": len(gpus), "cells": []}
+    turns = [options.backends[i :: len(gpus)] for i in range(len(gpus))]
+    with ThreadPoolExecutor(len(gpus)) as pool:
         done = [
             pool.submit(follow, gpu, own, stored, options.json)
-            for gpu, own in zip(options.gpus, turns, strict=True)
+            for gpu, own in zip(gpus, turns, strict=True)
         ]
+        try:
+            wait(done)
+        except KeyboardInterrupt:
+            os._exit(130)  # without waiting for the engines, which end with this process
     for one in done:
         one.result()
     print(table(stored["cells"]))
@@ -269,7 +295,9 @@ def follow(gpu: int, backends: list[str], stored: dict, file: Path | None) -> No
     for backend in backends:
         command = [sys.executable, __file__, *sys.argv[1:], "--backend", backend]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": visible(gpu)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as child:
             assert child.stdout
             for line in child.stdout:
                 with SAYING:

@@ -31,6 +31,7 @@ from sparse_timing import (
     copy_bandwidth,
     graph_time,
     load,
+    need_folder,
     need_gpu,
 )
 
@@ -277,6 +278,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave upstream's kernels out")
     parser.add_argument("--trace", action="store_true", help="print what stopped a peer")
     args = parser.parse_args()
+    need_folder(parser, args.json)
     need_gpu(parser)
     torch.manual_seed(0)
     problems: dict[str, str] = {}

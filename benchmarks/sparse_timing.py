@@ -11,7 +11,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,10 +29,18 @@ def load(name: str):
     return load_module(name)
 
 
-def need_gpu(parser: argparse.ArgumentParser) -> None:
-    """End with a usage error where there is none, before anything takes memory or time."""
+def need_gpu(parser: argparse.ArgumentParser, gpus: Sequence[int] = (0,)) -> None:
+    """End with a usage error where one of them is not there, before anything takes memory or time."""
     if not torch.cuda.is_available():
         parser.error("needs an NVIDIA GPU, and this Python's torch sees none")
+    if max(gpus) >= (seen := torch.cuda.device_count()):
+        parser.error(f"no GPU {max(gpus)}: this Python's torch sees {seen}, numbered from 0")
+
+
+def need_folder(parser: argparse.ArgumentParser, file: Path | None) -> None:
+    """End with a usage error where a file cannot be written for want of its folder."""
+    if file and not file.parent.is_dir():
+        parser.error(f"no folder {file.parent} for {file.name}: make it first")
 
 
 def event_time(run: Callable[[], object], repeat: int) -> float:

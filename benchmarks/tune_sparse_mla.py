@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 from sparse_mla import ds_mla_pool
-from sparse_timing import PAGE, WIDTH, SparseInputs, graph_time, load, need_gpu
+from sparse_timing import PAGE, WIDTH, SparseInputs, graph_time, load, need_folder, need_gpu
 
 BROKEN = set(json.loads(os.environ.get("TUNE_BROKEN", "[]")))
 ROWS = [(8, 1), (8, 16), (8, 64), (8, 256), (8, 2048), (64, 1), (64, 16), (64, 64), (64, 2048)]
@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--fp8", action="store_true", help="the kernel over fp8_ds_mla rows")
     args = parser.parse_args()
+    need_folder(parser, args.json)
     need_gpu(parser)
     start = time.monotonic()
     torch.manual_seed(0)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -126,7 +131,8 @@ def engines(monkeypatch, tmp_path):
     script.write_text(ENGINE)
     file = tmp_path / "run.json"
     monkeypatch.setattr(engine, "__file__", str(script))
-    monkeypatch.setitem(sys.modules, "sparse_timing", SimpleNamespace(need_gpu=lambda _: None))
+    needs = dict.fromkeys(("need_gpu", "need_folder"), lambda *_: None)
+    monkeypatch.setitem(sys.modules, "sparse_timing", SimpleNamespace(**needs))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
 
     def run(*arguments: str) -> dict:
@@ -153,6 +159,90 @@ def test_each_gpu_takes_a_backend_at_once(engines):
     assert max(one[0], other[0]) < min(one[1], other[1])
     assert stored["at_once"] == 2
     assert stored["card"]["copy_bytes_per_s"] == 4.2e12
+
+
+@pytest.mark.parametrize(
+    ("more", "at_once"),
+    [
+        (["--gpus", "1,0"], 2),
+        (["--gpus", "0,1,2"], 2),
+        (["--gpus", "0,1", "--backends", "FLASHMLA_SPARSE"], 1),
+    ],
+)
+def test_as_many_at_once_as_there_are_backends(engines, more, at_once):
+    """The page says of a run with two that each had a card of its own, beside another."""
+    assert engines[0](*more)["at_once"] == at_once
+
+
+@pytest.mark.parametrize("gpus", ["0,0", "-1", "", "a"])
+def test_a_gpu_is_named_once(engines, gpus, capsys):
+    """Two engines of 120 GB on one card, and -1 is no card to CUDA."""
+    with pytest.raises(SystemExit):
+        engines[0](f"--gpus={gpus}")
+    assert "argument --gpus" in capsys.readouterr().err
+
+
+RUN = """
+import sys, types
+sys.path.insert(0, {benchmarks!r})
+import engine
+engine.__file__ = {script!r}
+nothing = dict.fromkeys(("need_gpu", "need_folder"), lambda *_: None)
+sys.modules["sparse_timing"] = types.SimpleNamespace(**nothing)
+engine.main()
+"""
+ENDLESS = """
+import fcntl, sys, time
+sys.path.insert(0, {benchmarks!r})
+import engine
+if {watches}:
+    engine.end_with_the_run()
+lock = open(sys.argv[sys.argv.index("--backend") + 1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+lock.write("locked")
+lock.flush()
+time.sleep({seconds})
+"""
+
+
+def locked(file: Path) -> bool:
+    """Whether the engine that locked the file still runs."""
+    with file.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def until(holds, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds()
+
+
+@pytest.mark.parametrize(
+    ("how", "watches"),
+    [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 0)],
+)
+def test_a_run_that_is_killed_leaves_no_engine(how, watches, tmp_path):
+    """It would hold its GPU. The control is an engine that does not watch."""
+    values = {"benchmarks": str(Path(engine.__file__).parent), "watches": watches}
+    script, main = tmp_path / "endless.py", tmp_path / "main.py"
+    script.write_text(ENDLESS.format(**values, seconds=60 if watches else 5))
+    main.write_text(RUN.format(**values, script=str(script)))
+    locks = [tmp_path / name for name in engine.INDEXERS]
+    command = [sys.executable, str(main), "--gpus", "0,1"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as run:
+        try:
+            assert until(lambda: all(one.exists() and one.read_text() for one in locks), 30)
+            run.send_signal(how)
+            assert run.wait(10)
+        finally:
+            run.kill()
+    ended = until(lambda: not any(map(locked, locks)), 10 if watches else 2)
+    assert ended == bool(watches)
 
 
 def test_an_engine_that_fails_loses_nothing_of_the_other(engines, monkeypatch):

@@ -161,3 +161,27 @@ def test_without_a_gpu_a_script_says_so(script, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         module.main()
     assert "needs an NVIDIA GPU" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "said"),
+    [
+        ("engine", ["--json", "not/there.json"], "no folder not for there.json"),
+        ("sparse_mla", ["--json", "not/there.json"], "no folder not for there.json"),
+        ("tune_sparse_mla", ["--json", "not/there.json"], "no folder not for there.json"),
+        ("engine", ["--gpus", "0,2"], "no GPU 2: this Python's torch sees 2"),
+    ],
+)
+def test_what_a_run_would_fail_of_later_is_said_first(
+    script, more, said, monkeypatch, capsys, tmp_path
+):
+    """After minutes of a GPU's time."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *more])
+    module = __import__(script)
+    with pytest.raises(SystemExit):
+        module.main()
+    assert said in capsys.readouterr().err
