@@ -51,9 +51,8 @@ scipy: `python -m builder edit --tag v0.20.2`, then with `VLLM_GLM5_TREE=vllm-v0
 FP8 = """
 The fp8 cache moves 0.57 of the bytes, and converts each code twice, once for the scores and once for the
 sum. The lower figure takes only bytes, slots and tensor cores for limits; the upper one lets conversions
-wait for each other as the other instructions do. Up to 16 heads a GPU (tensor parallelism of 4 or 8) both
-are below the time of the bfloat16 cache from 16 tokens on; for one token, and at 64 heads for any number,
-the upper one is above it.
+wait for each other as the other instructions do. Longer than the bfloat16 cache takes (heads x tokens)
+are the lower one {lower} and the upper one {upper}.
 """
 RESOURCES = """\
 From the machine code by Triton 3.6. On 12.0 `tests/kernels/test_compilation.py` allows no spill by
@@ -115,6 +114,22 @@ def prediction_table(
             + (f" {number(measured.get(shape(plain)))} |" if measured else "")
         )
     return lines
+
+
+def fp8_words(rows: list[dict]) -> str:
+    """What the fp8 cache's two figures for an RTX PRO 6000 are, and where it does not pay."""
+    plain, packed = (picked(rows, "RTX PRO 6000", cache) for cache in ("bfloat16", "fp8"))
+    pairs = list(zip(plain, packed, strict=True))
+
+    def above(key: str) -> str:
+        slower = [
+            shape(one)
+            for one, other in pairs
+            if other["microseconds"][key] > one["microseconds"]["time"]
+        ]
+        return f"at {', '.join(slower)}" if slower else "nowhere"
+
+    return FP8.format(lower=above("least"), upper=above("time"))
 
 
 def inside(rows: list[dict], measured: dict[str, float]) -> list[str]:
@@ -223,7 +238,7 @@ def page(command: str, stored: dict, fp8: dict[str, float], more: str) -> str:
         *check_table(rows),
         "\n## What it predicts for an RTX PRO 6000\n",
         *prediction_table(rows, "RTX PRO 6000"),
-        FP8,
+        fp8_words(rows),
         "## What it predicts for an H200 with the fp8 cache\n",
         "FLASHMLA_SPARSE serves bfloat16 models there; this is for float16, and for batch invariance.\n",
         *prediction_table(rows, "H200", fp8),

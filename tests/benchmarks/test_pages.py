@@ -105,6 +105,57 @@ def test_a_time_above_what_was_predicted_is_named(pages, longer, said):
     assert pages.inside(rows, upper)[1] == line
 
 
+def test_where_the_fp8_cache_does_not_pay_is_read_from_the_run(pages):
+    """The words stood there for any run, and were wrong of the next one."""
+    given = arguments((DOCS / "performance.md").read_text())
+    rows = json.loads((ROOT / given[0]).read_text())["rows"]
+    for row in rows:
+        row["microseconds"] |= {"least": 1.0, "time": 2.0}
+    assert "the lower one nowhere and the upper one nowhere." in pages.fp8_words(rows)
+    last = pages.picked(rows, "RTX PRO 6000", "fp8")[-1]
+    last["microseconds"]["time"] = 2.1
+    assert f"and the upper one at {pages.shape(last)}." in pages.fp8_words(rows)
+    pages.picked(rows, "H200", "fp8")[0]["microseconds"]["least"] = 3.0  # another card's
+    assert "the lower one nowhere and" in pages.fp8_words(rows)
+
+
+def test_the_guide_says_what_the_page_measured():
+    """What the fp8 cache takes of the bfloat16 cache's time, which each new run moves."""
+    measured = r"at 8 heads ([\d.]+ to [\d.]+),"
+    found = re.search(measured, (DOCS / "performance.md").read_text())
+    assert found
+    assert f"it was measured to take {found[1]} of it" in (DOCS / "rtx-pro-6000.md").read_text()
+
+
+def test_a_time_below_the_floor_is_explained(pages, tmp_path):
+    given = arguments((DOCS / "performance.md").read_text())
+    run = json.loads((ROOT / given[given.index("--kernels") + 1]).read_text())
+    words = "a time can be below the floor"
+    assert words in pages.kernels_page.section("a run", run, tmp_path)
+    for row in run["sparse_mla"]:
+        row["floor"] /= 2
+    run["sparse_mla"][0]["flashmla"] = None
+    assert words not in pages.kernels_page.section("a run", run, tmp_path)
+
+
+def test_a_run_without_the_later_columns_has_a_page(pages, tmp_path):
+    """Stored before the far pool was measured, and before engines could run at once."""
+    given = arguments((DOCS / "performance.md").read_text())
+    kernels, engine = (
+        json.loads((ROOT / given[given.index(option) + 1]).read_text())
+        for option in ("--kernels", "--engine")
+    )
+    assert "pool of 9.7 GB" in pages.kernels_page.section("a run", kernels, tmp_path)
+    for row in kernels["sparse_mla"]:
+        del row["ours_far"]
+    assert "pool of 9.7 GB" not in pages.kernels_page.section("a run", kernels, tmp_path)
+    for at_once, said in ((None, "one after the other,"), (2, "each on a card of its own,")):
+        engine["at_once"] = at_once
+        if not at_once:
+            del engine["at_once"]
+        assert said in pages.engine_page.section("a run", engine, tmp_path)
+
+
 def test_the_model_is_fitted_to_what_was_measured(monkeypatch, tmp_path, capsys):
     """Each shape has to have a time; one that has none is named before anything compiles."""
     import sm120_model
