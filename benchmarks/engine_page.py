@@ -60,10 +60,10 @@ def measured(cells: list[dict], backend: str, context: int) -> list[dict]:
     ]
 
 
-def kernels_ms(row: dict) -> float:
-    """Milliseconds of all kernels of the traced step; NaN of a run without --trace."""
+def kernels_ms(row: dict) -> str:
+    """Milliseconds of all kernels of the traced step; a dash for a run without --trace."""
     parts = row.get("kernels_us", {})
-    return sum(parts.get(part, 0.0) for part in ORDER) / 1e3 if parts else math.nan
+    return f"{sum(parts.get(part, 0.0) for part in ORDER) / 1e3:.2f}" if parts else "-"
 
 
 def table(cells: list[dict], bandwidth: float) -> list[str]:
@@ -80,7 +80,7 @@ def table(cells: list[dict], bandwidth: float) -> list[str]:
             values += (
                 [
                     f"{own[0]['decode_step_ms']:.2f}",
-                    f"{kernels_ms(own[0]):.2f}",
+                    kernels_ms(own[0]),
                     f"{own[0]['decode_tokens_per_s']:,.0f}",
                     f"{own[0]['first_token_of_all_s']:.2f}",
                 ]

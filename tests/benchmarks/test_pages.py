@@ -154,6 +154,12 @@ def test_a_run_without_the_later_columns_has_a_page(pages, tmp_path):
         if not at_once:
             del engine["at_once"]
         assert said in pages.engine_page.section("a run", engine, tmp_path)
+    assert " | - | " not in pages.engine_page.section("a run", engine, tmp_path)
+    for row in engine["cells"]:
+        row.pop("kernels_us", None)  # as without --trace
+    table = pages.engine_page.section("a run", engine, tmp_path)
+    assert " | - | " in table
+    assert "nan" not in table
 
 
 def test_the_model_is_fitted_to_what_was_measured(monkeypatch, tmp_path, capsys):

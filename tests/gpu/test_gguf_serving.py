@@ -163,3 +163,4 @@ def test_a_worker_ends_with_its_engine(gguf_models, tmp_path, record_figure):
     finally:
         with contextlib.suppress(ProcessLookupError):  # a worker would hold the GPU
             os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
