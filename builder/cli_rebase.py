@@ -234,10 +234,18 @@ def contracts(
     from builder.rebase_finish import imports_of  # noqa: PLC0415
 
     State.as_json = as_json
+    on = None if on == tag else on
+    has_series = on in series.series_tags(State.project) and bool(
+        series.read_series(State.project, str(on)).entries
+    )
     if write and on is not None:
         raise typer.BadParameter(
-            "--write takes the definitions of the series' own release; those of another one move by "
-            "rebase --from TAG --onto RELEASE"
+            "--write takes the definitions of the series' own release; those of another one "
+            + (
+                f"are written into its own series: contracts --tag {on} --write"
+                if has_series
+                else "move by rebase --from TAG --onto RELEASE"
+            )
         )
     found = series.read_series(State.project, tag)
     missing: tuple[object, ...] = ()
@@ -255,7 +263,7 @@ def contracts(
         typer.echo(f"written {checking.write_contracts(found, known, read)}")
         return
     broken = checking.breaches(known, read)
-    checking.require_kept(broken, [str(item) for item in missing], found, on)
+    checking.require_kept(broken, [str(item) for item in missing], found, on, has_series=has_series)
     typer.echo(
         f"{tag}: {counted(len(known), 'definition')} of upstream's as they were on {pinned.tag}"
     )

@@ -215,11 +215,17 @@ def renumber_contracts(path: Path, numbers: Mapping[int, int | None]) -> None:
 
 
 def require_kept(
-    found: Sequence[Breach], missing: Sequence[str], series: Series, on: str | None = None
+    found: Sequence[Breach],
+    missing: Sequence[str],
+    series: Series,
+    on: str | None = None,
+    *,
+    has_series: bool = False,
 ) -> None:
     """Refuse a release on which what the series leans on has changed.
 
     :param on: the release, where it is not the series' own: there nothing is to be accepted yet.
+    :param has_series: that release has one already, which takes patches one by one, and no rebase.
     :param missing: imports of the series that its tree cannot satisfy, a line each.
     :raises ContractError: with what came and what went, and those imports.
     """
@@ -238,9 +244,18 @@ def require_kept(
             where=str(series.folder / NAME),
             details=tuple(line for breach in found for line in breach.lines()),
             next_step="see whether the patches named still do what they say"
-            + (
-                f" there; they move by: python -m builder rebase --from {series.tag} --onto {on}"
-                if on
-                else f"; then accept it: python -m builder contracts --tag {series.tag} --write"
-            ),
+            + _remedy(found, series.tag, on, has_series=has_series),
         )
+
+
+def _remedy(found: Sequence[Breach], tag: str, on: str | None, *, has_series: bool) -> str:
+    if on is None:
+        return f"; then accept it: python -m builder contracts --tag {tag} --write"
+    if not has_series:
+        return f" there; they move by: python -m builder rebase --from {tag} --onto {on}"
+    numbers = {breach.contract.patch for breach in found}
+    number = numbers.pop() if len(numbers) == 1 else "NUMBER"
+    return (
+        f" in the series that {on} has already: python -m builder contracts --tag {on}; what it "
+        f"lacks is carried there by: python -m builder backport {number} --from {tag} --to {on}"
+    )

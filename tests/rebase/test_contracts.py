@@ -100,6 +100,37 @@ def test_a_change_is_found_with_what_it_is(case, change):
     made.fork.run("contracts", "--tag", OLD)  # its own release is as it was
 
 
+def test_a_release_that_has_a_series_gets_no_rebase(case):
+    """It would be refused: what is there is looked at, and takes patches one by one."""
+    made = case(edit(BACKEND, CHANGES["an attribute gained"][0]))
+    asked = ("contracts", "--tag", OLD, "--on", NEW)
+    assert "rebase" in made.fork.run(*asked, code=32).stderr  # the control: an empty one takes it
+    made.begin()
+    said = made.fork.run(*asked, code=32).stderr
+    assert "rebase" not in said
+    assert f"python -m builder contracts --tag {NEW};" in said
+    assert f"python -m builder backport 1 --from {OLD} --to {NEW}" in said
+    said = made.fork.run(*asked, "--write", code=2).stderr
+    assert "rebase" not in said
+    assert f"--tag {NEW} --write" in said.replace("\n", " ")
+    # What it says can be done.
+    made.begin(code=31)
+    made.fork.run("contracts", "--tag", NEW, code=32)
+    made.fork.run("backport", "1", "--from", OLD, "--to", NEW)
+    made.fork.run("contracts", "--tag", NEW, "--write")
+    made.fork.run("contracts", "--tag", NEW)
+
+
+def test_the_series_own_release_by_name_is_its_own(case):
+    made = case(BACKEND)
+    made.fork.run("contracts", "--tag", OLD, "--on", OLD, "--write")
+    made.fork.run("contracts", "--tag", OLD, "--on", OLD)
+    path = made.fork.folder(OLD) / contracts.NAME
+    path.write_text(path.read_text().replace("supports_a", "supports_b"))
+    said = made.fork.run("contracts", "--tag", OLD, "--on", OLD, code=32).stderr
+    assert f"contracts --tag {OLD} --write" in said
+
+
 def test_another_releases_definitions_are_not_written(case):
     """They would stand beside a series that was made for its own release."""
     made = case(edit(BACKEND, CHANGES["an attribute gained"][0]))
