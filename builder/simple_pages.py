@@ -48,12 +48,24 @@ def read_page(folder: Path) -> tuple[ListedWheel, ...]:
     try:
         page: dict[str, Any] = json.loads((folder / JSON_PAGE).read_bytes())
         return tuple(_listed(folder, file) for file in page["files"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ()
 
 
 def _listed(folder: Path, file: dict[str, Any]) -> ListedWheel:
+    """Take over what a page says of one file.
+
+    :raises ValueError: something of it is of another kind than what we write.
+    """
     path = folder / file["filename"]
+    texts = (file["hashes"]["sha256"], file["core-metadata"]["sha256"], file["upload-time"])
+    optional = (file.get("requires-python"), file.get("yanked"))
+    if not (
+        isinstance(file["size"], int)
+        and all(isinstance(text, str) for text in texts)
+        and all(text is None or isinstance(text, str) for text in optional)
+    ):
+        raise ValueError(file)
     return ListedWheel(
         path=path,
         project=folder.name,

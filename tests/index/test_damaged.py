@@ -110,3 +110,39 @@ def test_the_dist_info_folder_has_the_wheels_name(index, wheel, tmp_path, folder
         publish(index, other)
     assert list_wheels(index, "staging") == ()
     publish(index, wheel)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"requires-python": 7},
+        {"yanked": 7},
+        {"size": "large"},
+        {"hashes": {"sha256": 7}},
+        {"hashes": ["sha256"]},
+        {"core-metadata": {"sha256": None}},
+        {"upload-time": 0},
+        {"filename": 7},
+    ],
+)
+def test_a_page_of_another_shape_is_written_anew(index, held, wheel, tmp_path, changed):
+    """Somebody's script wrote it, say: the wheels that lie there are what counts."""
+    path = held.parent / "index.v1_json"
+    right = path.read_text()
+    page = json.loads(right)
+    page["files"][0] |= changed
+    path.write_text(json.dumps(page))
+    assert list_wheels(index, "staging") == ()
+    publish(index, wheel)
+    assert path.read_text() == right
+    publish(index, write_wheel(tmp_path, "0.20.2+glm5.2"))
+    assert [w.version for w in list_wheels(index, "staging")] == ["0.20.2+glm5.1", "0.20.2+glm5.2"]
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "[]", "7", '{"files": 7}', '{"files": ["x"]}'])
+def test_a_page_that_is_none_is_written_anew(index, held, wheel, text):
+    path = held.parent / "index.v1_json"
+    right = path.read_text()
+    path.write_text(text)
+    publish(index, wheel)
+    assert path.read_text() == right
