@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 
 from builder import atomic
 from builder.console import say
+from builder.credentials import redacted
 from builder.errors import SourceMismatchError, UnsafeArchiveError
 from builder.locations import Cache
-from builder.package_index import redacted
 from builder.pin import Pin
 from builder.repository import Git, GitError, open_repository
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
+from builder import answers
 from builder.credentials import Credentials
 from builder.errors import PackageIndexError, UploadRefusedError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 DENIED = (401, 403)
 TIMEOUT = 60  # seconds without an answer
+_REDIRECTS = 5  # requests for one answer
 
 
 class Connection:
@@ -29,6 +31,8 @@ class Connection:
         self._session = requests.Session()
         self._session.verify = certificates() or True
         self._session.auth = authentication(credentials)
+        for scheme in ("https://", "http://"):
+            self._session.mount(scheme, answers.adapter())
 
     def __enter__(self) -> Self:
         return self
@@ -41,14 +45,15 @@ class Connection:
 
         pypiserver redirects to the public index for what it lacks, which is no answer to us.
 
-        :raises PackageIndexError: no answer, or one with a status of 500 and more.
+        :raises PackageIndexError: no answer, one without an end, one with a status of 500 and more,
+            or redirects in a circle.
         :raises UploadRefusedError: the server does not know us, or denies it to us.
         """
         import requests  # noqa: PLC0415 - slow to import
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
         try:
-            for _ in range(5):
+            for _ in range(_REDIRECTS):
                 answer = self._session.request(
                     method, url, timeout=TIMEOUT, allow_redirects=False, **options
                 )
@@ -56,9 +61,11 @@ class Connection:
                 if not answer.is_redirect or urlsplit(target)[:2] != self._origin:
                     break
                 url = target
+            else:
+                raise answers.nonsense(url, f"{_REDIRECTS} redirects one after the other")
         # requests lets some through: urllib3's, and ValueError of a Location that is no URL.
         except (requests.RequestException, HTTPError, ValueError) as error:
-            raise _unreachable(url, error) from error
+            raise unreachable(url, error) from error
         if answer.status_code in DENIED:
             raise denied(url, answer.status_code, self.credentials)
         if answer.status_code >= 500:
@@ -103,7 +110,8 @@ def denied(url: str, status: int, credentials: Credentials | None) -> UploadRefu
     )
 
 
-def _unreachable(url: str, error: Exception) -> PackageIndexError:
+def unreachable(url: str, error: Exception) -> PackageIndexError:
+    """Return the error for a connection that could not be made, or broke."""
     if said := re.search(r"\[SSL[^\]]*\][^(']*", str(error)):
         return PackageIndexError(
             "no safe connection to the package server (TLS)",

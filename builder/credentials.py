@@ -7,6 +7,7 @@ history, so that a URL with credentials is refused. Nothing here is printed or l
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -23,6 +24,11 @@ class Credentials:
     username: str
     password: str = field(repr=False)
     source: str
+
+
+def redacted(text: str) -> str:
+    """Return a URL, or a text with URLs in it, without credentials: for messages and logs."""
+    return re.sub(r"(?<=://)[^/\s'\"]*@", "", text)
 
 
 def variables_of_children() -> dict[str, str]:

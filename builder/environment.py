@@ -20,7 +20,7 @@ from typing import IO, Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder import alias, atomic
-from builder.credentials import variables_of_children
+from builder.credentials import redacted, variables_of_children
 from builder.errors import AuditError, EnvironmentMismatchError, ToolchainError
 from builder.gpu_report import Gpu, Machine
 from builder.locations import UPSTREAM_DISTRIBUTION
@@ -124,8 +124,6 @@ def _run(command: list[str], what: str, variables: dict[str, str], folder: Path)
     if run.returncode and atomic.says_disk_full(run.stderr.splitlines(), folder):
         raise atomic.disk_full_error(folder)
     if run.returncode:
-        from builder.package_index import redacted  # noqa: PLC0415 - only for a failure
-
         lines = redacted(run.stderr or run.stdout).strip().splitlines()
         raise ToolchainError(
             what,

@@ -65,7 +65,7 @@ class HashMismatchError(BuilderError):
 
 
 class PackageIndexError(BuilderError):
-    """The package index cannot be reached, or lacks the file."""
+    """The package index cannot be reached, answers nonsense or without an end, or lacks the file."""
 
     exit_code = 5
 

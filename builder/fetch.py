@@ -6,6 +6,7 @@ from pathlib import Path
 
 from builder import atomic, package_index
 from builder.console import bytes_progress, say
+from builder.credentials import redacted
 from builder.digests import sha256_of
 from builder.errors import HashMismatchError, PackageIndexError
 from builder.locations import UPSTREAM_DISTRIBUTION, Cache
@@ -92,13 +93,13 @@ def download(
             if _receive(listed, part, settings, have, expected_size):
                 break
         except requests.RequestException as error:
-            cause = package_index.redacted(f"{type(error).__name__}: {error}")[:300]
+            cause = redacted(f"{type(error).__name__}: {error}")[:300]
         failures += 1
         received = part.stat().st_size if part.exists() else 0
         if failures >= RESUMES or (received <= have and failures >= 2):
             raise PackageIndexError(
                 f"the connection broke {failures} times; {received} bytes are kept",
-                where=package_index.redacted(listed.url),
+                where=redacted(listed.url),
                 details=(cause,),
                 next_step="run the command again: the download goes on where it stopped",
             )
@@ -114,7 +115,7 @@ def download(
             details=(
                 f"expected sha256 {wanted} ({expected_size} bytes)",
                 f"got      sha256 {actual} ({actual_size} bytes)",
-                f"from     {package_index.redacted(listed.url)}",
+                f"from     {redacted(listed.url)}",
             ),
             next_step="run again; if it stays, the index serves another file: compare with "
             "upstream's release page before you change the pin",
@@ -140,6 +141,8 @@ def _receive(
         for chunk in chunks:
             file.write(chunk)
             advance(len(chunk))
+            if size is not None and file.tell() > size:
+                break  # not the file, whatever else comes: there may be no end to it
         file.flush()
         os.fsync(file.fileno())
         # A server that closes early without an error leaves a short file: ask for the rest.

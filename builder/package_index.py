@@ -11,17 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
+from builder import answers
+from builder.credentials import redacted
 from builder.errors import PackageIndexError
 from builder.pip_configuration import pip_configuration
 
 if TYPE_CHECKING:
     import requests
-    from pypi_simple import ProjectPage
+    from pypi_simple import DistributionPackage, ProjectPage
+    from urllib3 import BaseHTTPResponse
+    from urllib3.util.retry import Retry
 
+_CONFIGURED = "check `python -m pip config list`, then run the command again"
 ATTEMPTS = 4  # connections tried for one request before the index counts as unreachable
+RETRY_AFTER = 60  # seconds that an index may ask us to wait before the next one
 
 
 @dataclass(frozen=True)
@@ -43,11 +49,6 @@ class ReleaseFile:
     size: int | None
     requires_python: str | None
     is_yanked: bool = False
-
-
-def redacted(text: str) -> str:
-    """Return a URL, or a text with URLs in it, without credentials: for messages and logs."""
-    return re.sub(r"(?<=://)[^/\s'\"]*@", "", text)
 
 
 @cache
@@ -80,16 +81,36 @@ def pip_settings() -> IndexSettings:
 @contextmanager
 def _session(settings: IndexSettings) -> Iterator[requests.Session]:
     import requests  # noqa: PLC0415 - slow to import
-    from requests.adapters import HTTPAdapter  # noqa: PLC0415
-    from urllib3.util.retry import Retry  # noqa: PLC0415
 
-    retry = Retry(total=ATTEMPTS - 1, backoff_factor=0.3, status_forcelist=[429, 502, 503, 504])
     with requests.Session() as session:
-        session.mount("https://", HTTPAdapter(max_retries=retry))
-        session.mount("http://", HTTPAdapter(max_retries=retry))
+        session.mount("https://", answers.adapter(max_retries=_retry()))
+        session.mount("http://", answers.adapter(max_retries=_retry()))
         if settings.ca_bundle:
             session.verify = settings.ca_bundle
         yield session
+
+
+def _retry() -> Retry:
+    from urllib3.util.retry import Retry  # noqa: PLC0415 - slow to import
+
+    class Impatient(Retry):
+        def increment(
+            self,
+            method: str | None = None,
+            url: str | None = None,
+            response: BaseHTTPResponse | None = None,
+            *arguments: Any,  # noqa: ANN401
+            **options: Any,  # noqa: ANN401
+        ) -> Self:
+            if response is not None:
+                response.close()  # urllib3 would read all of it first, whether it ends or not
+            return super().increment(method, url, response, *arguments, **options)
+
+        def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+            asked = super().get_retry_after(response)
+            return None if asked is None else min(asked, RETRY_AFTER)
+
+    return Impatient(total=ATTEMPTS - 1, backoff_factor=0.3, status_forcelist=[429, 502, 503, 504])
 
 
 def _unreachable(url: str, error: Exception) -> PackageIndexError:
@@ -104,39 +125,35 @@ def _unreachable(url: str, error: Exception) -> PackageIndexError:
 def _project_pages(project: str, settings: IndexSettings) -> Iterator[tuple[str, ProjectPage]]:
     """Give the page of each index that has the project, with the index's URL.
 
-    :raises PackageIndexError: an index does not answer.
+    :raises PackageIndexError: an index does not answer, or with something else.
     """
     import requests  # noqa: PLC0415 - slow to import
-    from pypi_simple import NoSuchProjectError, PyPISimple  # noqa: PLC0415
+    from pypi_simple import ACCEPT_ANY, PyPISimple  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
     for url in settings.urls:
         with _session(settings) as session, PyPISimple(url, session=session) as client:
             try:
-                page = client.get_project_page(project, timeout=settings.timeout)
-            except NoSuchProjectError:
-                continue
-            except (requests.RequestException, ValueError) as error:
+                page = client.get_project_url(project)
+                answer = session.get(page, timeout=settings.timeout, headers={"Accept": ACCEPT_ANY})
+                if answer.status_code == 404:
+                    continue
+                answer.raise_for_status()
+            except (requests.RequestException, HTTPError, ValueError) as error:
                 raise _unreachable(url, error) from error
-        yield url, page
+        yield url, answers.project_page(answer, project, _CONFIGURED)
 
 
 def release_files(project: str, version: str, settings: IndexSettings) -> list[ReleaseFile]:
     """Return the files of one release, from the first index that has the project.
 
-    :raises PackageIndexError: no index answers, or none has that release.
+    :raises PackageIndexError: no index answers, one with nonsense, or none has that release.
     """
     from packaging.version import Version  # noqa: PLC0415 - slow to import
 
     for url, page in _project_pages(project, settings):
         files = [
-            ReleaseFile(
-                name=package.filename,
-                url=_with_credentials(package.url, url),
-                sha256=package.digests.get("sha256"),
-                size=package.size,
-                requires_python=package.requires_python,
-                is_yanked=package.is_yanked,
-            )
+            _release_file(package, url)
             for package in page.packages
             if package.version and _is_version(package.version, Version(version))
         ]
@@ -146,6 +163,27 @@ def release_files(project: str, version: str, settings: IndexSettings) -> list[R
         f"no index has {project} {version}",
         where=", ".join(redacted(url) for url in settings.urls),
         next_step=f"check the version with: python -m pip index versions {project}",
+    )
+
+
+def _release_file(package: DistributionPackage, index: str) -> ReleaseFile:
+    """Take over what a page says of a file; its name and hash become paths in the cache.
+
+    :raises PackageIndexError: it is none that a file has.
+    """
+    name, size = package.filename, package.size
+    if "/" in name or (size is not None and size < 0):
+        what = f"the page lists {name[:200]!r}, which is no file name"
+        if "/" not in name:
+            what = f"the page says that {name[:200]} has {size} bytes"
+        raise answers.nonsense(index, what, _CONFIGURED)
+    return ReleaseFile(
+        name=name,
+        url=_with_credentials(package.url, index),
+        sha256=answers.sha256_of(package.digests, name, index),
+        size=size,
+        requires_python=package.requires_python,
+        is_yanked=package.is_yanked,
     )
 
 
@@ -160,7 +198,7 @@ def project_versions(project: str, settings: IndexSettings) -> list[str]:
     raise PackageIndexError(
         f"no index has {project}",
         where=", ".join(redacted(url) for url in settings.urls),
-        next_step="check `python -m pip config list`, then run the command again",
+        next_step=_CONFIGURED,
     )
 
 
@@ -190,15 +228,13 @@ def open_file(
     Gives the offset at which the server really begins (0 where it knows no ranges) and the
     chunks. A connection that breaks raises requests' own exceptions: the caller resumes.
 
-    :raises PackageIndexError: the server refuses (a status other than 200 and 206).
+    :raises PackageIndexError: the server refuses (a status other than 200 and 206), or its answer
+        begins elsewhere.
     """
     headers = {"Accept-Encoding": "identity"}  # a .tar.gz must not be unpacked on the way
     if start:
         headers["Range"] = f"bytes={start}-"
-    with (
-        _session(settings) as session,
-        session.get(file.url, headers=headers, stream=True, timeout=settings.timeout) as response,
-    ):
+    with _session(settings) as session, _requested(file, headers, session, settings) as response:
         if start and response.status_code == 416:
             yield 0, iter(())  # the server's file ends before that offset
             return
@@ -211,18 +247,33 @@ def open_file(
         offset = 0
         if response.status_code == 206:
             stated = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-            offset = int(stated[1]) if stated else start
+            offset = int(stated[1][:20]) if stated else start
+            if offset > start:
+                raise answers.nonsense(
+                    file.url,
+                    f"asked for the bytes from {start} on, the index sends from {offset} on",
+                )
         yield offset, _chunks(response)
 
 
+def _requested(
+    file: ReleaseFile, headers: dict[str, str], session: requests.Session, settings: IndexSettings
+) -> requests.Response:
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415 - slow to import
+
+    try:
+        return session.get(file.url, headers=headers, stream=True, timeout=settings.timeout)
+    # No URL, here or in a redirect: asking again does not help.
+    except (HTTPError, ValueError) as error:
+        raise _unreachable(file.url, error) from error
+
+
 def _chunks(response: requests.Response) -> Iterator[bytes]:
-    """Yield bytes as they come: a reader that waits for full chunks loses what a break cuts off."""
     import requests  # noqa: PLC0415 - slow to import
     import urllib3  # noqa: PLC0415
 
     try:
-        while chunk := response.raw.read1(1 << 20):
-            yield chunk
+        yield from answers.chunks(response.raw, response.url, answers.FILE, decode=False)
     except urllib3.exceptions.HTTPError as error:
         raise requests.ConnectionError(error) from error
 
@@ -230,6 +281,7 @@ def _chunks(response: requests.Response) -> Iterator[bytes]:
 def content_length(file: ReleaseFile, settings: IndexSettings) -> int:
     """Ask the server for the size in bytes of a file."""
     import requests  # noqa: PLC0415 - slow to import
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
     with _session(settings) as session:
         try:
@@ -240,6 +292,9 @@ def content_length(file: ReleaseFile, settings: IndexSettings) -> int:
                 headers={"Accept-Encoding": "identity"},
             )
             response.raise_for_status()
-            return int(response.headers["Content-Length"])
-        except (requests.RequestException, KeyError) as error:
+            size = int(response.headers["Content-Length"])
+        except (requests.RequestException, HTTPError, KeyError, ValueError) as error:
             raise _unreachable(file.url, error) from error
+    if size < 0:
+        raise answers.nonsense(file.url, f"the index says that the file has {size} bytes")
+    return size

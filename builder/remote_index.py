@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from builder import atomic
-from builder.connection import Connection, denied
-from builder.errors import PackageIndexError, UnsupportedByServerError, UploadFailedError
+from builder import answers, atomic
+from builder.connection import Connection, denied, unreachable
+from builder.errors import (
+    AuditError,
+    PackageIndexError,
+    UnsupportedByServerError,
+    UploadFailedError,
+)
+from builder.wheel_file import parse
 
 if TYPE_CHECKING:
     import requests
 
-_CHUNK = 1 << 20
+_STAGES = 100  # more are inherited by no index, but by one that names another with each answer
+
+T = TypeVar("T")
 
 
 class Kind(StrEnum):
@@ -73,7 +81,7 @@ class RemoteFile:
 def examine(url: str, connection: Connection) -> Server:
     """Ask a server what it is.
 
-    :raises PackageIndexError: it gives no answer, or devpi has no such index.
+    :raises PackageIndexError: it gives no answer or nonsense, or devpi has no such index.
     :raises UnsupportedByServerError: it takes no uploads.
     """
     url = f"{url.rstrip('/').removesuffix('/simple').removesuffix('/+simple')}/"
@@ -88,7 +96,7 @@ def examine(url: str, connection: Connection) -> Server:
             where=url,
             next_step="publish on the machine that has the folder: --index FOLDER",
         )
-    kind = Kind.PYPISERVER if "pypiserver" in answer.text.lower() else Kind.OTHER
+    kind = Kind.PYPISERVER if b"pypiserver" in answer.content.lower() else Kind.OTHER
     return Server(
         kind=kind,
         url=url,
@@ -110,7 +118,8 @@ def _refuse_the_public_index(url: str) -> None:
 
 
 def _examine_devpi(url: str, answer: requests.Response, connection: Connection) -> Server:
-    offered = _result(connection.ask("GET", f"{url}+api")) if answer.ok else {}
+    api = f"{url}+api"
+    offered = _result(connection.ask("GET", api)) if answer.ok else {}
     if "pypisubmit" not in offered:
         raise PackageIndexError(
             "this devpi server has no such index",
@@ -119,52 +128,86 @@ def _examine_devpi(url: str, answer: requests.Response, connection: Connection) 
             "devpi index -c USER/INDEX bases=root/pypi volatile=False",
         )
     settings = _result(answer)
-    simple = str(offered["simpleindex"])
-    index = str(offered["index"])
+    simple = _value(offered, "simpleindex", str, api)
+    index = _value(offered, "index", str, api)
     base = index.rsplit("/", 2)[0]
     stage = index.removeprefix(f"{base}/")
     root = f"{url.rstrip('/').rsplit('/', 2)[0]}/"
-    stages, complete = _inherited(root, settings, connection)
-    status = (*offered.get("authstatus", ()), "")[0]
+    stages, complete = _inherited(root, _texts(settings, "bases", url), connection)
+    status = (*_value(offered, "authstatus", list, api, []), "")[0]
     if connection.credentials is not None and status != "ok":
         raise denied(url, 401, connection.credentials)
     return Server(
         kind=Kind.DEVPI,
         # The server's own name for itself may be another one, such as behind a proxy.
         url=url,
-        simple=f"{url}+simple/" if urlsplit(simple)[:2] != urlsplit(url)[:2] else simple,
+        simple=simple if simple.startswith(urljoin(url, "/")) else f"{url}+simple/",
         stage=stage,
-        volatile=bool(settings.get("volatile", True)),
-        uploaders=tuple(settings.get("acl_upload", ())),
+        volatile=_value(settings, "volatile", bool, url, True),
+        uploaders=_texts(settings, "acl_upload", url),
         bases=stages,
         complete=complete,
     )
 
 
 def _result(answer: requests.Response) -> dict[str, Any]:
-    try:
-        result = answer.json()["result"]
-    except (ValueError, KeyError, TypeError):
+    """Return what devpi says of a thing; nothing where it has no such thing.
+
+    :raises PackageIndexError: it says something that devpi does not say.
+    """
+    if answer.status_code == 404:
         return {}
-    return result if isinstance(result, dict) else {}
+    return _value(answers.json_object(answer), "result", dict, answer.url)
+
+
+def _value(
+    said: Mapping[str, Any], key: str, kind: type[T], url: str, default: T | None = None
+) -> T:
+    """Return one value of an answer.
+
+    :raises PackageIndexError: it is missing without a default, or is of another kind.
+    """
+    value = said.get(key, default)
+    if not isinstance(value, kind):
+        found = "missing" if key not in said else f"a {type(value).__name__}, not a {kind.__name__}"
+        raise answers.nonsense(
+            url,
+            f"not an answer of devpi's: {key!r} is {found}",
+            "check the URL of the index, and what stands before the server (curl URL)",
+        )
+    return value
+
+
+def _texts(said: Mapping[str, Any], key: str, url: str) -> tuple[str, ...]:
+    """Return a list of texts of an answer; nothing where there is none.
+
+    :raises PackageIndexError: it is something else.
+    """
+    values = _value(said, key, list, url, [])
+    return tuple(_value({key: each}, key, str, url) for each in values)
 
 
 def _inherited(
-    root: str, settings: dict[str, Any], connection: Connection
+    root: str, bases: tuple[str, ...], connection: Connection
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the stages that an index inherits, and whether a mirror is among its bases."""
-    waiting, stages, mirror = [*settings.get("bases", ())], dict[str, None](), False
+    """Return the stages that an index inherits, and whether a mirror is among its bases.
+
+    :raises PackageIndexError: there is no end of them, or one of them says nonsense.
+    """
+    waiting, stages, mirror = [*bases], dict[str, None](), False
     while waiting:
-        name = str(waiting.pop())
+        name = waiting.pop()
         if name in stages:
             continue
-        answer = connection.ask("GET", f"{root}{name}", headers={"Accept": "application/json"})
-        found = _result(answer)
+        url = f"{root}{name}"
+        if len(stages) == _STAGES:
+            raise answers.nonsense(url, f"the index inherits more than {_STAGES} others")
+        found = _result(connection.ask("GET", url, headers={"Accept": "application/json"}))
         if found.get("type") == "mirror":
             mirror = True
             continue
         stages[name] = None
-        waiting += found.get("bases", ())
+        waiting += _texts(found, "bases", url)
     return tuple(stages), mirror
 
 
@@ -188,36 +231,49 @@ def list_files(server: Server, project: str, connection: Connection) -> tuple[Re
 
     :raises PackageIndexError: no answer, or a page that is none.
     """
-    from pypi_simple import (  # noqa: PLC0415 - slow to import
-        ACCEPT_ANY,
-        ProjectPage,
-        UnsupportedRepoVersionError,
-    )
+    from pypi_simple import ACCEPT_ANY  # noqa: PLC0415 - slow to import
 
     url = urljoin(server.simple, f"{project}/")
     answer = connection.ask("GET", url, headers={"Accept": ACCEPT_ANY})
-    if answer.status_code != 200:  # 404, or pypiserver's redirect to the public index
+    if answer.status_code == 404 or answer.is_redirect:  # pypiserver's, to the public index
         return ()
-    try:
-        packages = ProjectPage.from_response(answer, project).packages
-    except (ValueError, UnsupportedRepoVersionError) as error:
-        raise PackageIndexError(
-            f"not a page of PEP 503 or 691: {error}",
-            where=url,
-            next_step="check the URL of the index",
-        ) from error
+    if answer.status_code != 200:  # to take it for an empty page would upload over what is there
+        raise answers.nonsense(
+            url,
+            f"the server answers {answer.status_code} {answer.reason} to a request for its page",
+            "look into the server's log, then run the command again",
+        )
+    packages = answers.project_page(answer, project, "check the URL of the index").packages
     if server.stage:
         packages = [p for p in packages if f"/{server.stage}/+" in urlsplit(p.url).path]
+    for package in packages:
+        _require_name(package.filename, url)
     return tuple(
         RemoteFile(
             name=package.filename,
             url=package.url,
-            sha256=package.digests.get("sha256", "").lower() or None,
+            sha256=answers.sha256_of(package.digests, package.filename, url),
             requires_python=package.requires_python,
             has_metadata=bool(package.has_metadata),
         )
         for package in packages
     )
+
+
+def _require_name(name: str, url: str) -> None:
+    """Refuse a page with a wheel of which nobody can say what it is.
+
+    :raises PackageIndexError: the file name says neither project nor version.
+    """
+    try:
+        if name.endswith(".whl"):
+            parse(Path(name))
+    except AuditError as error:
+        raise answers.nonsense(
+            url,
+            f"the page lists {name[:200]!r}, which is no file name of a wheel",
+            "delete that file on the server, then run the command again",
+        ) from error
 
 
 @contextlib.contextmanager
@@ -228,6 +284,9 @@ def _body(file: RemoteFile, server: Server, connection: Connection) -> Iterator[
             where=file.url,
             next_step="give the URL of the index that has the file",
         )
+    import requests  # noqa: PLC0415 - slow to import
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
     with connection.ask("GET", file.url, stream=True) as answer:
         if answer.status_code != 200:
             raise PackageIndexError(
@@ -235,7 +294,10 @@ def _body(file: RemoteFile, server: Server, connection: Connection) -> Iterator[
                 where=file.url,
                 next_step="look into the server's log",
             )
-        yield answer.iter_content(_CHUNK)
+        try:
+            yield answers.chunks(answer.raw, file.url, answers.FILE)
+        except (requests.RequestException, HTTPError) as error:
+            raise unreachable(file.url, error) from error
 
 
 def sha256_of(file: RemoteFile, server: Server, connection: Connection) -> str:
@@ -286,10 +348,9 @@ def push(server: Server, project: str, version: str, target: str, connection: Co
         "POST", server.url, json={"name": project, "version": version, "targetindex": target}
     )
     if answer.status_code != 200:
-        try:
-            said = str(answer.json().get("message", ""))
-        except (ValueError, AttributeError):
-            said = ""
+        said = ""
+        with contextlib.suppress(PackageIndexError):
+            said = str(answers.json_object(answer).get("message", ""))[:300]
         raise UploadFailedError(
             f"devpi answers {answer.status_code} to the push of {project} {version}",
             where=f"{server.stage} -> {target}",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
-from builder import digests
+from builder import answers, digests
 from builder.connection import (
     DENIED,
     TIMEOUT,
@@ -27,7 +27,7 @@ from builder.connection import (
     denied,
 )
 from builder.console import is_terminal
-from builder.errors import AuditError, UploadFailedError
+from builder.errors import AuditError, PackageIndexError, UploadFailedError
 from builder.wheel_file import read_metadata
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> 
     """
     import requests  # noqa: PLC0415 - slow to import
     from twine.repository import Repository  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
     who = connection.credentials
     changed = _changed(wheel, server)
@@ -65,11 +66,17 @@ def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> 
         try:
             # Once: twine would send 250 MB five times to a server that answers 500.
             answer = repository.upload(_package(wheel, sha256), max_redirects=1)
-        except requests.RequestException as error:
+        # requests lets some through: urllib3's, and ValueError of a Location that is no URL.
+        except (requests.RequestException, HTTPError, ValueError) as error:
             raise UploadFailedError(
                 f"the upload broke off: {type(error).__name__}",
                 where=server.url,
+                details=(str(error)[:300],),
                 next_step="run the command again; what was sent does not count",
+            ) from error
+        except PackageIndexError as error:  # the wheel may be there: its page says so
+            raise UploadFailedError(
+                error.what, where=error.where, next_step=error.next_step
             ) from error
     if answer.status_code in DENIED:
         raise denied(server.url, answer.status_code, who)
@@ -77,9 +84,14 @@ def upload(wheel: Path, sha256: str, server: Server, connection: Connection) -> 
         raise UploadFailedError(
             f"the server answers {answer.status_code} {answer.reason}",
             where=server.url,
-            details=tuple(answer.text.strip().splitlines()[:3]),
+            details=tuple(line[:300] for line in _said(answer).splitlines()[:3]),
             next_step=_remedy(server, answer),
         )
+
+
+def _said(answer: requests.Response) -> str:
+    """Return an answer's text; its charset is the server's word, and may be none of a text."""
+    return answer.content.decode(errors="replace").strip()
 
 
 def _package(wheel: Path, sha256: str) -> PackageFile:
@@ -110,7 +122,7 @@ def _send_only(session: requests.Session, size: int, sha256: str, changed: Audit
         ) -> requests.Response:
             request.body = _checked(request.body, request.headers, size, sha256, changed)
             options["timeout"] = (TIMEOUT, ANSWER_TIMEOUT)
-            return super().send(request, *arguments, **options)
+            return answers.bounded(super().send(request, *arguments, **options))
 
     for scheme in ("https://", "http://"):
         session.mount(scheme, Watched())

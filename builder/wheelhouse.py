@@ -26,6 +26,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from builder import atomic, environment, gpu_report, unit
 from builder.console import say
+from builder.credentials import redacted
 from builder.digests import sha256_of
 from builder.errors import (
     AuditError,
@@ -245,8 +246,6 @@ def _download(locked: str, wheels: Path, python: str, target: tuple[str, int]) -
 
 
 def _run(command: list[str], text: str, what: str, out: Path) -> str:
-    from builder.package_index import redacted  # noqa: PLC0415 - slow to import
-
     run = subprocess.run(
         command, input=text, capture_output=True, text=True, check=False,
         env=environment.variables_of_installers() | index_variables(),

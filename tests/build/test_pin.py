@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from builder import package_index, pip_configuration
+from builder import credentials, package_index, pip_configuration
 from tests.build import madeup
 from tests.build.package_server import Fault
 
@@ -179,9 +179,9 @@ def test_credentials_are_used_and_never_printed(make_user, index, way, absolute)
     ],
 )
 def test_redacted_takes_credentials_out_of_any_text(text):
-    assert "pass" not in package_index.redacted(text)
-    assert "ss@" not in package_index.redacted(text)
-    assert "host" in package_index.redacted(text)
+    assert "pass" not in credentials.redacted(text)
+    assert "ss@" not in credentials.redacted(text)
+    assert "host" in credentials.redacted(text)
 
 
 def test_pips_environment_outranks_its_files(make_user, index, tmp_path, monkeypatch):
