@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import cpu_vllm
 import gguf_model
@@ -153,6 +154,36 @@ def test_kv_b_follows_the_model_dtype(files, data, checkpoint):
     ours = load_file(files, data, "bf16", dtype="float16")
     right = cpu_vllm.load(cpu_vllm.engine_config(checkpoint, None, dtype="float16"))
     assert cpu_vllm.differing(cpu_vllm.parameters(ours), cpu_vllm.parameters(right)) == []
+
+
+def test_torch_has_its_threads_before_two_of_ours_compute(files, data, monkeypatch):
+    """Of a forked worker's first threads that compute at once, one finds torch's pool taken away.
+
+    Seen on a machine of 16 cores with the engine in the caller's process: "Invalid thread pool!". It
+    cannot be had at will, so this looks at the order.
+    """
+    import torch
+    from vllm.model_executor.model_loader.gguf_mla import weights
+
+    events = []
+
+    def recording(module, name: str) -> None:
+        real = getattr(module, name)
+
+        def record(*args):
+            events.append((name, threading.current_thread() is threading.main_thread()))
+            return real(*args)
+
+        monkeypatch.setattr(module, name, record)
+
+    recording(torch, "set_num_threads")
+    recording(weights, "fuse_kv_b")
+    before = torch.get_num_threads()
+    load_file(files, data, "bf16")
+    first = next(i for i, (name, _) in enumerate(events) if name == "fuse_kv_b")
+    assert ("set_num_threads", True) in events[:first]
+    assert ("fuse_kv_b", False) in events, "nothing was computed on another thread"
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("kind", ["bf16", "Q4_K_M", "q8_0"])
