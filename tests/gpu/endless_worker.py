@@ -27,7 +27,6 @@ def wait_for_the_gpu(_worker, cycles: int, waiting: str) -> None:
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the workers' parent is this process
     # collective_rpc takes a function only with it; nothing but this script talks to the worker.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     import vllm
