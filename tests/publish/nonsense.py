@@ -8,6 +8,8 @@ import json
 import threading
 import time
 
+from tests.publish.strange import serving
+
 SIMPLE = "application/vnd.pypi.simple.v1+json"
 
 
@@ -119,12 +121,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def nonsense():
-    with Nonsense() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.end.set()
-            server.shutdown()
-            thread.join()
+    with Nonsense() as server, serving(server):
+        yield server

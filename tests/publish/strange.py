@@ -73,17 +73,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
+def serving(server):
+    """Answer until the end; what waits for ``server.end`` goes on then."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.end.set()
+        server.shutdown()
+        thread.join()
+
+
+@contextlib.contextmanager
 def strange(answer, location="", context=None, **options):
     """Run it; ``context`` makes it speak TLS."""
     with Strange(answer, location, **options) as server:
         if context is not None:
             server.socket = context.wrap_socket(server.socket, server_side=True)
             server.url = server.url.replace("http:", "https:")
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
+        with serving(server):
             yield server
-        finally:
-            server.end.set()
-            server.shutdown()
-            thread.join()
