@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from requests.adapters import HTTPAdapter
 
 _CHUNK = 1 << 20
+_CHECK_URL = "check the URL of the index"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -71,11 +72,10 @@ def chunks(raw: Any, url: str, bound: Bound, *, decode: bool = True) -> Iterator
             waited, before = 0.0, size
         if what:
             raw.close()  # what still comes is nobody's
-            raise PackageIndexError(
+            raise nonsense(
+                url,
                 f"the answer {what}",
-                where=redacted(url),
-                next_step="check the URL, the network and the server's log, then run the command "
-                "again",
+                "check the URL, the network and the server's log, then run the command again",
             )
         yield chunk
 
@@ -130,14 +130,14 @@ def adapter(**options: Any) -> HTTPAdapter:  # noqa: ANN401
     return Bounding(**options)
 
 
-def nonsense(
-    url: str, what: str, next_step: str = "check the URL of the index"
-) -> PackageIndexError:
+def nonsense(url: str, what: str, next_step: str = _CHECK_URL) -> PackageIndexError:
     """Return the error for an answer of the wrong kind."""
     return PackageIndexError(what, where=redacted(url), next_step=next_step)
 
 
-def project_page(answer: requests.Response, project: str, next_step: str) -> ProjectPage:
+def project_page(
+    answer: requests.Response, project: str, next_step: str = _CHECK_URL
+) -> ProjectPage:
     """Read a project's page, HTML or JSON.
 
     :raises PackageIndexError: it is none.

@@ -16,6 +16,7 @@ import typer
 
 from builder import cli_gate, cli_publish, cli_rebase
 from builder.classify import Mode
+from builder.console import ending_signals
 from builder.errors import BuilderError, DiskFullError
 from builder.locations import Cache, Project, default_cache, default_project
 from builder.words import counted
@@ -316,10 +317,8 @@ cli_rebase.register(app)
 
 def main() -> int:
     """Run the command line; return the exit code."""
-    # A terminal that was closed; under nohup the signal is ignored, and stays so.
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _terminated)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in ending_signals():
+        signal.signal(number, _terminated)
     try:
         # Versions of typer differ in what they make of Ctrl-C: Abort, or the code 130.
         with _held:

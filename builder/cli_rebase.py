@@ -235,8 +235,10 @@ def contracts(
 
     State.as_json = as_json
     on = None if on == tag else on
-    has_series = on in series.series_tags(State.project) and bool(
-        series.read_series(State.project, str(on)).entries
+    has_series = (
+        on is not None
+        and on in series.series_tags(State.project)
+        and bool(series.read_series(State.project, on).entries)
     )
     if write and on is not None:
         raise typer.BadParameter(

@@ -5,6 +5,7 @@ Results go to stdout; everything here goes to stderr.
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,16 @@ from contextlib import contextmanager, suppress
 PLAIN_INTERVAL = 5.0  # seconds between two progress lines where there is no terminal
 
 Advance = Callable[[int], None]
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Return what ends a command beside Ctrl-C: to be terminated, and to lose the terminal.
+
+    Under nohup the latter is ignored, and stays so.
+    """
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return (signal.SIGTERM,)
+    return signal.SIGTERM, signal.SIGHUP
 
 
 def is_terminal() -> bool:

@@ -83,8 +83,8 @@ def _session(settings: IndexSettings) -> Iterator[requests.Session]:
     import requests  # noqa: PLC0415 - slow to import
 
     with requests.Session() as session:
-        session.mount("https://", answers.adapter(max_retries=_retry()))
-        session.mount("http://", answers.adapter(max_retries=_retry()))
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, answers.adapter(max_retries=_retry()))
         if settings.ca_bundle:
             session.verify = settings.ca_bundle
         yield session
@@ -172,10 +172,11 @@ def _release_file(package: DistributionPackage, index: str) -> ReleaseFile:
     :raises PackageIndexError: it is none that a file has.
     """
     name, size = package.filename, package.size
-    if "/" in name or (size is not None and size < 0):
+    if "/" in name:
         what = f"the page lists {name[:200]!r}, which is no file name"
-        if "/" not in name:
-            what = f"the page says that {name[:200]} has {size} bytes"
+        raise answers.nonsense(index, what, _CONFIGURED)
+    if size is not None and size < 0:
+        what = f"the page says that {name[:200]} has {size} bytes"
         raise answers.nonsense(index, what, _CONFIGURED)
     return ReleaseFile(
         name=name,

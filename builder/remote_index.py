@@ -243,7 +243,7 @@ def list_files(server: Server, project: str, connection: Connection) -> tuple[Re
             f"the server answers {answer.status_code} {answer.reason} to a request for its page",
             "look into the server's log, then run the command again",
         )
-    packages = answers.project_page(answer, project, "check the URL of the index").packages
+    packages = answers.project_page(answer, project).packages
     if server.stage:
         packages = [p for p in packages if f"/{server.stage}/+" in urlsplit(p.url).path]
     for package in packages:

@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from builder.alias import alias_name
+from builder.console import ending_signals
 from builder.errors import BuilderError, PolicyError
 from builder.index import STABLE, channels, list_wheels, simple_folder
 from builder.install_lines import PublicIndex, install_lines, public_index
@@ -114,9 +115,7 @@ def _stopped_by_signals(server: IndexServer) -> Iterator[None]:
         # shutdown() waits for the loop, which runs in the very thread that this interrupts.
         threading.Thread(target=server.shutdown, daemon=True).start()
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
+    numbers = (signal.SIGINT, *ending_signals())
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield

@@ -113,7 +113,7 @@ def test_a_kernel_counts_for_its_part_of_a_layer(kernel, part):
 
 
 ENGINE = """
-import json, os, pathlib, sys, time
+import json, os, sys, time
 backend, card = sys.argv[sys.argv.index("--backend") + 1], os.environ["CUDA_VISIBLE_DEVICES"]
 began = time.time()
 copy = {"3": 4.0e12, "5": 4.2e12}.get(card, 1.0)
@@ -245,7 +245,7 @@ def test_a_run_that_is_killed_leaves_no_engine(how, watches, tmp_path):
     assert ended == bool(watches)
 
 
-def test_an_engine_that_fails_loses_nothing_of_the_other(engines, monkeypatch):
+def test_an_engine_that_fails_loses_nothing_of_the_other(engines):
     run, file = engines
     script = file.parent / "engine_process.py"
     failing = "FLASHMLA_SPARSE"

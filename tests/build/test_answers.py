@@ -7,16 +7,23 @@ import json
 
 import pytest
 
-from builder import answers, fetch, package_index
+from builder import fetch, package_index
 from builder.errors import HashMismatchError, PackageIndexError
-from tests.publish.nonsense import SIMPLE, broken, endless, nonsense, said
+from tests.publish.nonsense import (
+    NESTED,
+    SIMPLE,
+    broken,
+    endless,
+    make_impatient,
+    nonsense,
+    said,
+)
 
 SDIST = "vllm-9.1.0.tar.gz"
 DATA = b"the sdist" * 10_000
 SHA256 = hashlib.sha256(DATA).hexdigest()
 PAGE = "GET /simple/vllm/"
 FILE, HEAD = f"GET /files/{SDIST}", f"HEAD /files/{SDIST}"
-NESTED = b"[" * 200_000
 
 
 @pytest.fixture
@@ -39,9 +46,7 @@ def settings(server):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Bounds that a test can wait for."""
-    monkeypatch.setattr(answers, "PAGE", answers.Bound("page", 1 << 20, 0.5, 1000))
-    monkeypatch.setattr(answers, "FILE", answers.Bound("file", 2 << 20, 0.5, 1000))
+    make_impatient(monkeypatch)
 
 
 def page(**changed):

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.build.killing import hear_interrupts
 from tests.gate.lab import HANG, alive
 
 
-def hear_hangups() -> None:
-    """What is started under nohup ignores them."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def start(lab, *more, **how) -> subprocess.Popen:
+    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
+               lab.wheel, "--python", lab.python, "--report", lab.report_path, *more]  # fmt: skip
+    return subprocess.Popen(command, env=lab.variables, **how)
 
 
 def wait_for_text(path: Path) -> None:
@@ -35,14 +37,7 @@ def test_a_gate_that_is_ended_leaves_nothing_behind(lab, end, jobs):
     child = lab.folder / "child"
     text = HANG.format(pid=str(child)).replace("start_new_session=True", "")
     lab.write("test_a_hang.py", text.replace("(2)", "(99)"))
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path, "--jobs", jobs]  # fmt: skip
-    gate = subprocess.Popen(
-        command,
-        env=lab.variables,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=hear_hangups,  # noqa: PLW1509
-    )
+    gate = start(lab, "--jobs", jobs, stderr=subprocess.DEVNULL, preexec_fn=hear_interrupts)
     wait_for_text(child)
     gate.send_signal(end)
     assert gate.wait(20) == (-end if end == signal.SIGKILL else 130)
@@ -72,17 +67,15 @@ def test_a_terminal_that_is_closed(lab, nohup):
     )
 
     def own_terminal() -> None:
-        hear_hangups()
+        hear_interrupts()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if nohup:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path]  # fmt: skip
     terminal, inside = pty.openpty()
-    gate = subprocess.Popen(
-        command, env=lab.variables, stdin=inside, stdout=inside, stderr=inside,
-        start_new_session=True, preexec_fn=own_terminal,  # noqa: PLW1509
+    gate = start(
+        lab, stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
+        preexec_fn=own_terminal,
     )  # fmt: skip
     os.close(inside)
     wait_for_text(started)

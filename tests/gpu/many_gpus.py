@@ -1,10 +1,10 @@
 """One engine over several GPUs: `python many_gpus.py JOB.json OUT.npz`.
 
 JOB: `engine` (arguments of vllm.LLM), `tokens` (one prompt whose logits are wanted), `throughput`
-(requests, prompt tokens, new tokens; none if its ranks share a card). OUT: `score` [tokens, vocabulary], log-probabilities in
-float32, and the JSON string `facts`, with what each rank's process read and held. With several
-ranks also `without_attention` and `without_anything`: the same after the last rank's attention
-heads, and then all else that it adds, were silenced.
+(requests, prompt tokens, new tokens; none if its ranks share a card). OUT: `score` [tokens,
+vocabulary], log-probabilities in float32, and the JSON string `facts`, with what each rank's process
+read and held. With several ranks also `without_attention` and `without_anything`: the same after the
+last rank's attention heads, and then all else that it adds, were silenced.
 """
 
 from __future__ import annotations

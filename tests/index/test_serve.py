@@ -17,6 +17,7 @@ import pytest
 from builder.errors import BuilderError
 from builder.index import publish
 from builder.serve import HTML_TYPE, JSON_TYPE, byte_range, make_server, negotiate
+from tests.build.killing import hear_interrupts
 
 from .conftest import ROOT, isolated_variables, served
 from .wheels import write_wheel
@@ -316,7 +317,7 @@ def start(index, *options):
         [sys.executable, "-m", "builder", "serve", "--index", index, "--port", "0", *options],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
         env=isolated_variables(index.parent) | {"PIP_INDEX_URL": "https://public.invalid/simple/"},
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # noqa: PLW1509
+        preexec_fn=hear_interrupts,  # noqa: PLW1509
     )  # fmt: skip
     first = process.stdout.readline()
     return process, re.search(r"http://\S+", first)[0], first

@@ -8,8 +8,10 @@ import json
 import threading
 import time
 
+from builder import answers
 from tests.publish.strange import serving
 
+NESTED = b"[" * 200_000  # deeper than a parser goes
 SIMPLE = "application/vnd.pypi.simple.v1+json"
 
 
@@ -117,6 +119,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.uploads += 1
         self.server.take(body)
         self.server.answers.get("POST", said({}))(self)
+
+
+def make_impatient(monkeypatch):
+    """Set bounds that a test can wait for."""
+    monkeypatch.setattr(answers, "PAGE", answers.Bound("page", 1 << 20, 0.5, 1000))
+    monkeypatch.setattr(answers, "FILE", answers.Bound("file", 2 << 20, 0.5, 1000))
 
 
 @contextlib.contextmanager

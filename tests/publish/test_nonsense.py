@@ -9,12 +9,11 @@ import pytest
 from builder import answers, connection
 
 from .conftest import as_user
-from .nonsense import SIMPLE, broken, endless, nonsense, said
+from .nonsense import NESTED, SIMPLE, broken, endless, make_impatient, nonsense, said
 from .release import sha256
 
 DEVPI = {"X-Devpi-Server-Version": "6.17.0"}
 HTML = b"<html><body>Sign in to the proxy</body></html>"
-NESTED = b"[" * 200_000
 PAGE = "GET /+simple/vllm-glm5/"
 
 
@@ -40,9 +39,7 @@ def publish(release, tool, server):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """Bounds that a test can wait for."""
-    monkeypatch.setattr(answers, "PAGE", answers.Bound("page", 1 << 20, 0.5, 1000))
-    monkeypatch.setattr(answers, "FILE", answers.Bound("file", 2 << 20, 0.5, 1000))
+    make_impatient(monkeypatch)
 
 
 def failed_well(failed, url, words):
