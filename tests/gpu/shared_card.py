@@ -3,12 +3,14 @@
 NCCL takes each card once: collectives go through the host here, by gloo. So only eager mode is possible,
 and no speed is measured. All else is what a rank on a card of its own runs: what it loads, its heads and
 its kernels.
+
+Imported, it does nothing. `python shared_card.py serve MODEL ...` is the `vllm` command with ranks that
+share, as many as RANKS_THAT_SHARE_A_CARD says.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import os
 from unittest import mock
 
 import torch
@@ -26,14 +28,11 @@ class HostCommunicator(DeviceCommunicatorBase):
         dist.all_reduce(host, group=self.cpu_group)
         return host.to(input_.device, input_.dtype)
 
-    def _parts(self, input_: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
         host = input_.float().cpu()  # exact for what a model's tensors hold
         parts = [torch.empty_like(host) for _ in range(self.world_size)]
         dist.all_gather(parts, host, group=self.cpu_group)
-        return [part.to(input_.device, input_.dtype) for part in parts]
-
-    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        return torch.cat(self._parts(input_), dim=dim)
+        return torch.cat(parts, dim=dim).to(input_.device, input_.dtype)
 
     def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
         gathered = self.all_gather(input_, dim)
@@ -45,10 +44,9 @@ def share(ranks: int) -> None:
     from vllm.platforms import current_platform
     from vllm.v1.worker.gpu_worker import Worker
 
-    # vLLM looks the communicator up by its name.
-    sys.path.insert(0, str(Path(__file__).parent))
     platform = type(current_platform)
     platform.dist_backend = "gloo"
+    # vLLM looks it up by its name.
     platform.get_device_communicator_cls = classmethod(
         lambda _: f"{HostCommunicator.__module__}.{HostCommunicator.__qualname__}"
     )
@@ -60,3 +58,12 @@ def share(ranks: int) -> None:
             init_device(self)
 
     Worker.init_device = on_the_first_card
+
+
+if __name__ in ("__main__", "__mp_main__"):  # the latter in each process that a server starts
+    share(int(os.environ["RANKS_THAT_SHARE_A_CARD"]))
+
+if __name__ == "__main__":
+    from vllm.entrypoints.cli.main import main
+
+    main()
