@@ -11,6 +11,8 @@ Where a series' own dependencies require ``vllm``, its wheel requires the alias 
 from __future__ import annotations
 
 import hashlib
+import io
+import re
 import zipfile
 from pathlib import Path
 
@@ -26,6 +28,12 @@ def alias_name(version: str) -> str:
     return f"{UPSTREAM_DISTRIBUTION}-{version}-py3-none-any.whl"
 
 
+def version_in(file: str) -> str | None:
+    """Return the version in an alias's file name; None for the name of anything else."""
+    match = re.fullmatch(r"vllm-([^-+]+\+glm5\.\d+)-py3-none-any\.whl", file)
+    return match[1] if match else None
+
+
 def requirement(version: str) -> str:
     """Return the line of a wheel that requires its alias: no other version satisfies it."""
     return f"{UPSTREAM_DISTRIBUTION}=={version}"
@@ -37,8 +45,8 @@ def is_required(core: bytes, version: str) -> bool:
     return requirement(version) in fields.values("Requires-Dist")
 
 
-def write_alias(version: str, out: Path) -> Path:
-    """Write the alias into the folder ``out``; the same version gives the same bytes.
+def alias_bytes(version: str) -> bytes:
+    """Return the alias of a version: the same one always, and so the same bytes.
 
     :param version: the version of the wheel it stands for, such as ``0.20.2+glm5.1``.
     """
@@ -64,11 +72,18 @@ def write_alias(version: str, out: Path) -> Path:
     ]
     members[f"{dist_info}/RECORD"] = "".join([*lines, f"{dist_info}/RECORD,,\n"]).encode()
 
-    path = out / alias_name(version)
-    with atomic.replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
         for name, data in members.items():
             info = zipfile.ZipInfo(name, _TIME)
             info.create_system = 3  # unix, on every machine: the mode counts
             info.external_attr = 0o100644 << 16
             archive.writestr(info, data)
+    return file.getvalue()
+
+
+def write_alias(version: str, out: Path) -> Path:
+    """Write the alias into the folder ``out``."""
+    path = out / alias_name(version)
+    atomic.write_bytes(path, alias_bytes(version))
     return path

@@ -129,7 +129,7 @@ def _in_folder(promotion: Promotion, folder: Path, project: Project, now: dateti
             tested |= {entry.wheel.name: entry for entry in unit.entries()}
             alias = source / UPSTREAM_DISTRIBUTION / alias_name(unit.version)
             if alias.is_file():
-                sha256 = require_alias(alias, unit.version, scratch)
+                sha256 = require_alias(alias, unit.version)
                 aliases[alias.name] = Entry(alias, approved=sha256)
         # The alias first: who sees the wheel sees it too.
         entries = [*(aliases | tested).values()]
@@ -183,7 +183,7 @@ def _on_devpi(
         entries: list[Entry] = []
         if alias is not None:
             path = remote_index.download(alias, scratch / "theirs", server, connection)
-            entries = [Entry(path, approved=require_alias(path, version, scratch / "ours"))]
+            entries = [Entry(path, approved=require_alias(path, version))]
         for file in wheels:
             wheel = remote_index.download(file, scratch, server, connection)
             verdict = approve(channel, wheel, promotion.reports, project, now)

@@ -263,13 +263,17 @@ def revision_command(
 
 @app.command("verify")
 def verify_command(
-    wheel: Annotated[Path, typer.Argument(help="A wheel that this tool built.")],
+    wheel: Annotated[Path, typer.Argument(help="A wheel that this tool built, or its alias.")],
     as_json: Json = False,
 ) -> None:
     """Audit a wheel: RECORD, and each difference from the official one."""
     State.as_json = as_json
-    from builder import pipeline, report  # noqa: PLC0415
+    from builder import alias, pipeline, report, unit  # noqa: PLC0415
 
+    if version := alias.version_in(wheel.name):
+        sha256 = unit.require_alias(wheel, version)
+        typer.echo(report.alias_verified(version, sha256, as_json=as_json))
+        return
     result, _ = pipeline.verify(wheel, State.project, State.used_cache())
     typer.echo(report.audit_as_json(result) if as_json else report.audit_table(result))
 

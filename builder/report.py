@@ -11,6 +11,7 @@ from builder.apply import AppliedSeries
 from builder.audit import Audit
 from builder.classify import Kind, TouchedPath
 from builder.errors import RevisionError
+from builder.locations import DISTRIBUTION
 from builder.patchfile import Patch
 from builder.pin import Pin
 from builder.pipeline import Built
@@ -107,6 +108,12 @@ def audit_table(audit: Audit) -> str:
 
 def audit_as_json(audit: Audit) -> str:
     return json.dumps(asdict(audit), indent=1)
+
+
+def alias_verified(version: str, sha256: str, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps({"alias_for": version, "sha256": sha256}, indent=1)
+    return f"alias    stands for {DISTRIBUTION} {version}; every byte is as this tool writes it"
 
 
 def series_listing(

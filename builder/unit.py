@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from builder import digests, policy, signing, sigstore_signing
-from builder.alias import alias_name, is_required, write_alias
+from builder.alias import alias_bytes, alias_name, is_required, write_alias
 from builder.errors import AuditError, BuilderError, ReportRefused
 from builder.index import STAGING, Entry
 from builder.locations import Project
@@ -93,7 +94,7 @@ def gather(wheel: Path, verdict: Verdict | None, scratch: Path) -> Unit:
 
     The alias is covered by no report: it has the very bytes that its version determines.
 
-    :param scratch: a folder for the alias to compare with.
+    :param scratch: a folder for the alias of a wheel that requires it and has none beside it.
     :raises AuditError: not a wheel, or the alias or the provenance beside it is another one's.
     """
     version = version_of(wheel)
@@ -128,7 +129,7 @@ def alias_of(wheel: Path, scratch: Path) -> Path | None:
     version = version_of(wheel)
     alias = wheel.with_name(alias_name(version))
     if alias.is_file() and alias.name != wheel.name:
-        require_alias(alias, version, scratch)
+        require_alias(alias, version)
         return alias
     return write_alias(version, scratch) if needs_alias(wheel) else None
 
@@ -142,12 +143,12 @@ def needs_alias(wheel: Path) -> bool:
         return is_required(read_metadata(file, wheel), version_of(wheel))
 
 
-def require_alias(alias: Path, version: str, scratch: Path) -> str:
+def require_alias(alias: Path, version: str) -> str:
     """Compare an alias with the one that this tool writes; return the sha256.
 
     :raises AuditError: it is another file.
     """
-    ours = sha256_of(write_alias(version, scratch))
+    ours = hashlib.sha256(alias_bytes(version)).hexdigest()
     if sha256_of(alias) != ours:
         raise AuditError(
             "not the alias that this tool writes for that version",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.digests import sha256_of
 from builder.errors import AuditError
 from builder.index import list_wheels
 from tests.build import killing, madeup
@@ -187,6 +188,23 @@ def test_both_are_staged_and_named(make_user):
     for line in left_alone["install"]:
         assert {left_alone["wheel"], left_alone["alias"]} <= set(shlex.split(line))
         assert all(Path(word).is_file() for word in shlex.split(line) if word.endswith(".whl"))
+
+
+def test_the_alias_is_verified_byte_for_byte(make_user):
+    user = require_alias(make_user())
+    alias = Path(user.build()["alias"])
+    assert f"stands for vllm-glm5 {VERSION};" in user.ok("verify", alias).stdout
+    said = json.loads(user.ok("verify", alias, "--json").stdout)
+    assert said == {"alias_for": VERSION, "sha256": sha256_of(alias)}
+    data = alias.read_bytes()
+    later = alias.with_name(ALIAS.replace("glm5.1", "glm5.2"))
+    later.write_bytes(data)  # requires glm5.1, whatever it is called
+    assert "not the alias that this tool writes" in user.fails(16, "verify", later)
+    alias.unlink()  # a link to the cache
+    alias.write_bytes(data + b"\0")
+    assert "not the alias that this tool writes" in user.fails(16, "verify", alias)
+    alias.unlink()
+    assert "no such file" in user.fails(1, "verify", alias)
 
 
 def test_a_killed_build_stages_both_or_neither(make_user):
