@@ -162,6 +162,9 @@ class Process:
             # The environment's other plugins are no part of the suite.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             _COOKIE: self.cookie,
+            # setproctitle, by which vLLM names its processes, else writes over what /proc shows of their
+            # variables: the cookie would be gone.
+            "SPT_NOENV": "1",
         }
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:

@@ -118,27 +118,34 @@ def public_index() -> dict[str, str]:
 
 
 def make_environment(folder: Path, wheel: Path, dependencies: Path) -> Path:
-    """Make a virtual environment with the wheel, its made-up dependencies and pytest."""
+    """Make a virtual environment with the wheel, its made-up dependencies, and what the tests use."""
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
     subprocess.run(
         [UV, "pip", "install", "--quiet", "--python", folder / "bin" / "python",
-         "--find-links", dependencies, wheel, "pytest"],
+         "--find-links", dependencies, wheel, "pytest", "setproctitle"],
         check=True, env=os.environ | public_index(),
     )  # fmt: skip
     return folder / "bin" / "python"
 
 
-HANG = """
+# What a vLLM worker does: it writes its title over its arguments and, unless told not to, over the
+# variables behind them. It says when it has, by its process id in a file.
+WORKER = """
+import os, pathlib, setproctitle, sys, time
+setproctitle.setproctitle("VLLM::Worker_TP1")
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+time.sleep(1000)
+"""
+HANG = f"""
     import subprocess, sys, time
     import pytest
 
-    SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    WORKER = [sys.executable, "-c", {WORKER!r}, {{pid!r}}]
 
-    @pytest.mark.timeout(2)
+    @pytest.mark.timeout(5)
     def test_hang():
-        # What an engine does: a process in a session of its own, that outlives its parent.
-        child = subprocess.Popen(SLEEP, start_new_session=True)
-        open({pid!r}, "w").write(str(child.pid))
+        # As an engine's: in a session of its own, and it outlives its parent.
+        subprocess.Popen(WORKER, start_new_session=True)
         while True:
             try:
                 time.sleep(1000)

@@ -36,7 +36,7 @@ def wait_for_text(path: Path) -> None:
 def test_a_gate_that_is_ended_leaves_nothing_behind(lab, end, jobs):
     child = lab.folder / "child"
     text = HANG.format(pid=str(child)).replace("start_new_session=True", "")
-    lab.write("test_a_hang.py", text.replace("(2)", "(99)"))
+    lab.write("test_a_hang.py", text.replace("(5)", "(99)"))
     gate = start(lab, "--jobs", jobs, stderr=subprocess.DEVNULL, preexec_fn=hear_interrupts)
     wait_for_text(child)
     gate.send_signal(end)

@@ -116,7 +116,7 @@ def test_a_hang_is_killed_with_all_that_it_started(lab):
     assert lab.test().returncode == GATE_FAILED
     assert time.monotonic() - began < 40
     assert lab.outcomes == {"test_a_hang.py::test_hang": "hang"} | GOOD_TESTS
-    assert "not over after 2 s" in lab.reason("test_a_hang.py::test_hang")
+    assert "not over after 5 s" in lab.reason("test_a_hang.py::test_hang")
     assert not alive(int(child.read_text()))
     log = lab.report_path.with_suffix(".log").read_text()
     assert "test_hang" in log.partition("Current thread")[2] or "in test_hang" in log

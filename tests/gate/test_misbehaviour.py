@@ -15,6 +15,7 @@ import pytest
 from builder import environment, gpu_process
 from builder.gpu_process import Process, Progress, Suite
 from builder.gpu_report import Outcome
+from tests.gate.lab import WORKER
 from tests.gate.test_gate import GATE_FAILED, GOOD_TESTS, alive
 
 LEFT = """
@@ -219,9 +220,8 @@ def test_a_gate_that_is_killed_takes_detached_processes_along(lab):
     lab.write(
         "test_a.py",
         "import subprocess, sys, time\ndef test_a():\n"
-        "    sleep = [sys.executable, '-c', 'import time; time.sleep(1000)']\n"
-        "    child = subprocess.Popen(sleep, start_new_session=True)\n"
-        f"    open({str(child)!r}, 'w').write(str(child.pid))\n    time.sleep(1000)",
+        f"    worker = [sys.executable, '-c', {WORKER!r}, {str(child)!r}]\n"
+        "    subprocess.Popen(worker, start_new_session=True)\n    time.sleep(1000)",
     )
     command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
                lab.wheel, "--python", lab.python, "--report", lab.report_path]  # fmt: skip
