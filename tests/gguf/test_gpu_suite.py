@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import logging
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +17,14 @@ import gguf_load_rate
 import many_gpus
 import numpy as np
 import pytest
+import test_many_gpus as suite
 from gguf_suite import (
+    call,
     least_saved,
     relative_l2,
     require_end,
     require_triton,
+    still_running,
     top1,
     typical_distance,
 )
@@ -171,6 +176,89 @@ def test_the_end_of_a_server(behaviour, words):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         server.communicate()
+
+
+HELPER = """
+import pathlib, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1]).write_text(str(rank.pid))
+print("all ranks wait", flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        ("time.sleep(600)", "had not ended after 5 s:"),
+        ("sys.exit('TheError')", "had not ended after 5 s:\nTheError"),
+        ("rank.kill(); sys.exit('TheError')", "failed:\nTheError"),
+    ],
+)
+def test_a_helper_that_hangs_leaves_no_rank(then, words, tmp_path):
+    """One would hold the card from the tests that follow; and its log tells why it hung."""
+    import psutil
+
+    script, number = tmp_path / "helper.py", tmp_path / "rank"
+    script.write_text(HELPER.format(then=then))
+    with pytest.raises(pytest.fail.Exception) as failure:
+        call(str(script), number, limit=5)
+    assert words in str(failure.value)
+    assert "all ranks wait" in str(failure.value)
+    if psutil.pid_exists(pid := int(number.read_text())):
+        assert not still_running([psutil.Process(pid)], 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "found"),
+    [
+        (None, 1, []),
+        ("", 1, []),
+        ("8", 1, [8]),
+        (" 8 , 4,8,", 1, [4, 8]),
+        ("2,4,8", 2, [4, 8]),
+        ("4,8", 8, []),
+        ("4,8", 0, []),
+    ],
+)
+def test_the_sizes_that_share_a_card(asked, gpus, found, monkeypatch):
+    monkeypatch.setattr(suite, "gpus", lambda: gpus)
+    monkeypatch.delenv("VLLM_GLM5_SHARED_RANKS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("VLLM_GLM5_SHARED_RANKS", asked)
+    assert suite.shared_sizes() == found
+
+
+@pytest.mark.parametrize("wrong", ["3", "16", "1", "x", "-8"])
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_a_size_that_nothing_can_have(wrong, gpus, monkeypatch):
+    """Before 20 GB of a model are written for it."""
+    monkeypatch.setattr(suite, "gpus", lambda: gpus)
+    monkeypatch.setenv("VLLM_GLM5_SHARED_RANKS", f"4,{wrong}")
+    with pytest.raises(ValueError, match=f"VLLM_GLM5_SHARED_RANKS='4,{wrong}' names {wrong}: give"):
+        suite.shared_sizes()
+
+
+def test_the_server_is_asked_without_the_proxy(monkeypatch):
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"the server's")
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # the port that discards
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            answer = suite.post(f"http://127.0.0.1:{server.server_port}/", {}, 20)
+        finally:
+            server.shutdown()
+    assert answer == "200 the server's"
 
 
 def test_the_load_is_measured(files, data, monkeypatch):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -42,17 +44,33 @@ def call(script: str, *arguments, limit: int) -> str:
     """Run a helper of this folder in a process of its own; its output on failure."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limit, env=environment, check=False
-    )
-    output = done.stdout + done.stderr
-    if done.returncode:
+    how = "failed"
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            how = f"had not ended after {limit} s"
+            end_group(process)
+            said = process.communicate()
+        finally:  # ranks that wait for each other would hold the card from the next tests
+            end_group(process)
+    output = "".join(said)
+    if process.returncode:
         interesting = [line for line in output.splitlines() if "Error" in line]
         pytest.fail(
-            f"{script} failed:\n" + "\n".join(interesting[-5:]) + "\n...\n" + output[-6000:],
+            f"{script} {how}:\n" + "\n".join(interesting[-5:]) + "\n...\n" + output[-6000:],
             pytrace=False,
         )
     return output
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """Kill a process that leads a group, and what is left of the group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def centred(logits: np.ndarray) -> np.ndarray:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +14,7 @@ from gguf_suite import (
     ENGINE,
     GRAPHS,
     HERE,
+    end_group,
     gguf_engine,
     relative_l2,
     still_running,
@@ -161,6 +159,5 @@ def test_a_worker_ends_with_its_engine(gguf_models, tmp_path, record_figure):
         assert not still_running([worker], 30), "the worker has outlived its engine"
         record_figure("worker outlived its killed engine, s", round(time.monotonic() - killed, 1))
     finally:
-        with contextlib.suppress(ProcessLookupError):  # a worker would hold the GPU
-            os.killpg(process.pid, signal.SIGKILL)
+        end_group(process)  # a worker would hold the GPU
         process.wait(30)
