@@ -15,7 +15,7 @@ load's latency, cycles from an instruction to the next of its warp) are fitted t
 measured to take (KERNELS.json, a run of sparse_mla.py of the same tree); the same constants then
 predict an RTX PRO 6000. Nothing of that card's column was measured. Conversions of e4m3 depend on each
 other less than the instructions that the constants were fitted to, so "serial" is about the most that the
-fp8 kernel should take (of nine times measured on an H200 three were longer, by up to 10 %).
+fp8 kernel should take (of nine times measured on an H200 two were longer, by up to 8 %).
 """
 
 # ruff: noqa: PLC0415
