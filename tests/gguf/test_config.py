@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import cpu_vllm
@@ -83,6 +84,70 @@ def test_a_name_without_a_file(name, folder, data, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.raises(ValueError, match=r"(?i)\.gguf: there is no such file"):
         cpu_vllm.engine_config(name.format(folder=folder), data / "hf")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("./no/x.gguf", "there is no such file. Look at the name"),
+        ("~/no/x.gguf", "there is no such file. .* The shell has left the ~ in it"),
+        ("{folder}/model.gguf/", "Not a directory. Look at the name"),
+        ("{folder}/pipe.gguf", "it is no regular file"),
+        ("{folder}/link.gguf", "a link to blobs/0, which is not there. .*copy or mount"),
+    ],
+)
+def test_a_name_that_cannot_be_a_repository(name, words, folder, data):
+    """The hub's client says of these that a repository's id has another form."""
+    os.mkfifo(folder / "pipe.gguf")
+    (folder / "link.gguf").symlink_to("blobs/0")
+    with pytest.raises(ValueError, match=rf"\.gguf/?: {words}"):
+        cpu_vllm.engine_config(name.format(folder=folder), data / "hf")
+    # A link that leads somewhere is a file.
+    (folder / "blobs").mkdir()
+    (folder / "model.gguf").rename(folder / "blobs" / "0")
+    cpu_vllm.load(cpu_vllm.engine_config(folder / "link.gguf", data / "hf"))
+
+
+def test_a_folder_that_may_not_be_entered(folder, data, monkeypatch):
+    """It is no missing file: the name is right."""
+    from vllm.transformers_utils import gguf_companions
+
+    real = os.stat
+
+    def refuse(path, *arguments, **options):
+        if str(path).endswith("model.gguf"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(gguf_companions.os, "stat", refuse)
+    words = r"model\.gguf: Permission denied. .* what the server's user may read"
+    with pytest.raises(ValueError, match=words):
+        cpu_vllm.engine_config(folder / "model.gguf", data / "hf")
+
+
+def test_a_folder_of_links_without_their_files(files, data, tmp_path):
+    """A snapshot of the hub's cache that was copied or mounted alone."""
+    for path in files["q8_0"].parent.glob("*.gguf"):
+        (tmp_path / path.name).symlink_to(f"../../blobs/{path.name}")
+    words = r"00001-of-00006\.gguf: a link to .*, which is not there.*`snapshots` and `blobs`"
+    with pytest.raises(ValueError, match=words):
+        cpu_vllm.engine_config(tmp_path, data / "hf")
+
+
+@pytest.mark.parametrize(
+    "name", ["GLM-5-imatrix.gguf", "imatrix_of_someone.gguf", "mmproj-F16.gguf"]
+)
+def test_other_files_of_a_repository_are_no_model(name, files, data, tmp_path):
+    """llama-imatrix writes GGUF files, and repositories have them above the shards' folder."""
+    (tmp_path / "Q4_K_M").mkdir()
+    model = shutil.copyfile(files["Q4_K_M"], tmp_path / "Q4_K_M" / "GLM-5-Q4_K_M.gguf")
+    shutil.copyfile(files["Q4_K_M"], tmp_path / name)
+    config = cpu_vllm.engine_config(tmp_path, data / "hf").model_config
+    assert weights_of(config) == str(model)
+    # The control: a model that was quantized with one has the word in its name, too.
+    (tmp_path / name).rename(tmp_path / "GLM-5-imatrix-Q4_K_M.gguf")
+    config = cpu_vllm.engine_config(tmp_path, data / "hf").model_config
+    assert weights_of(config) == str(tmp_path / "GLM-5-imatrix-Q4_K_M.gguf")
 
 
 @pytest.fixture

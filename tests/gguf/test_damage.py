@@ -80,6 +80,151 @@ def test_a_later_shard_under_another_name(files, tmp_path, data):
         cpu_vllm.engine_config(targets[0], data / "hf")
 
 
+def blank(path, start: int, end: int, sparse: bool) -> None:
+    """Let bytes of a file be zeros, written or not."""
+    data = path.read_bytes()
+    with path.open("wb") as file:
+        file.write(data[:start])
+        if sparse:
+            file.truncate(len(data))
+            file.seek(end)
+        else:
+            file.write(bytes(end - start))
+        file.write(data[end:])
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize("part", ["end", "middle"])
+def test_data_that_was_never_written(part, sparse, files, tmp_path, data, error, monkeypatch):
+    """Programs that fetch a file in many pieces at once make it in its full length first."""
+    from vllm.model_executor.model_loader.gguf_mla import weights
+
+    folder = shutil.copytree(files["q8_0"].parent, tmp_path / "shards")
+    shard = folder / files["q8_0"].name.replace("00001-of", "00002-of")
+    size = shard.stat().st_size
+    cpu_vllm.load(cpu_vllm.engine_config(folder, data / "hf"))
+    blank(shard, size // 3, size if part == "end" else size * 2 // 3, sparse)
+    assert shard.stat().st_size == size
+    monkeypatch.setattr(weights, "tensor_view", None)
+    words = r"blk\..*00002-of-00006\.gguf: its data is zeros at byte \d+ .*download it again"
+    with pytest.raises(error, match=words):
+        cpu_vllm.load(cpu_vllm.engine_config(folder, data / "hf"))
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "is_refused"),
+    [
+        ("blk.1.exp_probs_b.bias", 0.0, False),
+        ("blk.0.indexer.k_norm.bias", 0.0, False),
+        ("output.weight", 0.6, False),
+        ("token_embd.weight", 0.6, False),
+        ("output.weight", 0.0, True),
+        ("blk.0.attn_norm.weight", 0.0, True),
+        ("blk.1.ffn_down_exps.weight", 0.6, True),
+        ("blk.1.ffn_down_exps.weight", 0.95, False),
+    ],
+)
+def test_zeros_that_a_model_may_have(name, share, is_refused, files, tmp_path, config, error):
+    """Biases, rows behind the last word, some rows of a matrix; `share` of it comes before them."""
+    from vllm.transformers_utils.gguf_file import GGUFFile
+
+    path = shutil.copyfile(files["bf16"], tmp_path / "zeros.gguf")
+    tensor = GGUFFile(path).tensors[name]
+    start = tensor.offset + int(tensor.nbytes * share)
+    blank(path, start, tensor.offset + tensor.nbytes, sparse=False)
+    if not is_refused:
+        cpu_vllm.plan(path, config)
+        return
+    with pytest.raises(error, match=rf"{name} .*zeros\.gguf: its data is zeros"):
+        cpu_vllm.plan(path, config)
+
+
+def test_zeros_within_a_large_tensor(tmp_path):
+    """A piece in each 256 MiB is looked at, whatever is around it."""
+    from types import SimpleNamespace
+
+    from vllm.transformers_utils.gguf_file import GGUFFile, GGUFTensor
+
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate((1 << 30) + 32)
+        for end in (256, 512, 1024):
+            file.seek(32 + (end << 20) - 10)
+            file.write(b"written")
+        with path.open("rb") as opened:
+            tensor = GGUFTensor("experts", str(path), 0, (1 << 28,), 32, 1 << 30)
+            file.flush()
+            blank_byte = GGUFFile.blank_byte(SimpleNamespace(fd=opened.fileno()), tensor)
+            assert blank_byte == 32 + (768 << 20) - (64 << 10)
+            file.seek(blank_byte)
+            file.write(b"too")
+            file.flush()
+            assert GGUFFile.blank_byte(SimpleNamespace(fd=opened.fileno()), tensor) is None
+
+
+@pytest.mark.parametrize("what", ["value", "key"])
+def test_a_length_that_lies_takes_no_memory(what, table, tmp_path, error, config):
+    """A damaged length of a text would have it copied and decoded: gigabytes of it."""
+    import tracemalloc
+
+    name = "general.architecture"
+    place = table.at(name) + 4 if what == "value" else table.at(name) - len(name) - 8
+    struct.pack_into("<Q", table.data, place, 300 << 20)
+    path = table.write(tmp_path / "length.gguf")
+    os.truncate(path, 400 << 20)
+    words = {"value": "metadata key '' is in it twice", "key": "a name in it is longer than 65535"}
+    tracemalloc.start()
+    try:
+        with pytest.raises(error, match=rf"length\.gguf: {words[what]}.*download the file again"):
+            cpu_vllm.plan(path, config)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_text_is_no_damage(files, tmp_path, config):
+    long = {"tokenizer.chat_template": "{{ x }}" * 100_000}
+    gguf_bytes.with_metadata(files["bf16"], tmp_path / "long.gguf", long)
+    cpu_vllm.plan(tmp_path / "long.gguf", config)
+
+
+def test_a_file_system_that_maps_nothing(files, config, error, monkeypatch):
+    from vllm.transformers_utils import gguf_file
+
+    def refuse(*arguments, **options):
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(gguf_file.mmap, "mmap", refuse)
+    words = r"bf16\.gguf: it cannot be mapped into memory \(No such device\).*Copy it to a disk"
+    with pytest.raises(error, match=words):
+        cpu_vllm.plan(files["bf16"], config)
+
+
+def test_a_part_of_a_file(files, tmp_path, data):
+    """Cut without llama-gguf-split: to download it again does not help."""
+    path = tmp_path / "GLM-5.Q4_K_M.gguf.part1of2"
+    path.write_bytes(files["Q4_K_M"].read_bytes()[:1_000_000])
+    with pytest.raises(ValueError, match=r"part1of2: .*join all of them, in order, with `cat`"):
+        cpu_vllm.engine_config(path, data / "hf")
+    path = path.rename(tmp_path / "GLM-5.Q4_K_M.gguf")
+    with pytest.raises(ValueError, match=r"cut short: copy or download it again"):
+        cpu_vllm.engine_config(path, data / "hf")
+
+
+@pytest.mark.parametrize("name", ["m-00001-of-00000", "m-00002-of-00001", "m-1-of-999999"])
+def test_a_name_that_numbers_no_shard(name, files, tmp_path, data):
+    path = shutil.copyfile(files["Q4_K_M"], tmp_path / f"{name}.gguf")
+    cpu_vllm.load(cpu_vllm.engine_config(path, data / "hf"))
+
+
+def test_many_missing_shards_are_counted(files, tmp_path, data):
+    path = shutil.copyfile(files["Q4_K_M"], tmp_path / "m-00001-of-00020.gguf")
+    with pytest.raises(
+        ValueError, match=r"19 of its 20 shards .*m-00009-of-00020.gguf and 11 more"
+    ):
+        cpu_vllm.engine_config(path, data / "hf")
+
+
 @pytest.mark.parametrize(("architecture", "shown"), [("llama", "'llama'"), (None, "None")])
 def test_file_of_another_architecture(architecture, shown, files, tmp_path, error, data):
     gguf_bytes.with_metadata(
