@@ -74,7 +74,7 @@ def upstream(
         typer.echo(trial_report.as_json(tag, tried, untried))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(trial_report.as_text(tag, tried, columns, untried, known))
+        typer.echo(trial_report.as_text(tag, tried, columns, untried, known, since))
 
 
 def rebase(

@@ -126,14 +126,20 @@ def as_text(
     columns: int | None = None,
     untried: Sequence[Untried] = (),
     followed: Collection[str] = (),
+    since: str | None = None,
 ) -> str:
     """Return a table, a release a line, and below it why what wants a person does.
 
     :param columns: of the terminal; a table that is wider comes in parts.
     :param followed: releases that have a series by now, and want none.
+    :param since: the release after which they were looked for; None where they were named.
     """
     if not releases:
-        return f"{series}: upstream has no newer release"
+        said = f"upstream has no release newer than {since or series}"
+        if since in (None, series):
+            return said
+        again = f"python -m builder upstream --tag {series} --since {series}"
+        return f"{said}; {series} on all after its own: {again}"
     lines = _table(releases, columns)
     lines += ["", *(f"{t.line}: {t.patch.subject}" for t in releases[0].trials)]
     for release in releases:

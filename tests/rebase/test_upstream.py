@@ -144,7 +144,18 @@ def test_nothing_is_newer(case, server):
     said = case.fork.run(
         "upstream", "--tag", OLD, "--since", "v1.10.0", PIP_INDEX_URL=server.url
     ).stdout
-    assert "no newer release" in said
+    # of the series it says no more than that: there are releases between the two
+    assert "upstream has no release newer than v1.10.0; " in said
+    again = f"upstream --tag {OLD} --since {OLD}"
+    assert again in said
+    assert "v1.10.0  conflict" in case.fork.run(*again.split(), PIP_INDEX_URL=server.url).stdout
+
+
+def test_nothing_is_newer_than_the_series_itself(case, server):
+    for tag in [name for name in server.files["vllm"] if "1.10.0" in name or "1.4.0" in name]:
+        del server.files["vllm"][tag]
+    said = case.fork.run("upstream", "--tag", OLD, "--since", OLD, PIP_INDEX_URL=server.url).stdout
+    assert said == f"upstream has no release newer than {OLD}\n"
     # an answer that needs no source: nothing is fetched, imported or applied for it
     assert not case.fork.cache.repository.exists()
 
