@@ -119,7 +119,7 @@ def go_on(
                 and not rebase_tree.is_resolved(git, stop)  # somebody's word to keep it
             )
             if not dropped:
-                commit = rebase_tree.take(git, stop)
+                commit = rebase_tree.take(git, stop, onto)
                 done = Done(stop.line, stop.subject, RESOLVED, stop.reason, commit)
                 state = replace(state, done=(*state.done, done))
         # a stop that was not laid, or whose work tree is gone, is worked out and laid again

@@ -7,6 +7,7 @@ so far (branch ``glm5/ONTO``). It needs nothing of the cache.
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from builder.words import counted
 
 # One alone is enough: in a text nothing else tells that the rest of them went by mistake.
 _MARKER = re.compile(rb"^(?:<{7}|\|{7}|>{7})(?: .*)?$", re.MULTILINE)
+_TRAILER = re.compile(rb"^(Upstream-Status|Drop-When|Signed-off-by): ", re.MULTILINE)
 
 
 def make_tree(folder: Path, repository: Git, refs: dict[str, str], onto: str) -> Git:
@@ -126,7 +128,7 @@ def _loose(lines: list[str]) -> list[str]:
     return [line for line in lines if line[1] != " "]
 
 
-def take(git: Git, stop: Stop) -> str:
+def take(git: Git, stop: Stop, onto: str) -> str:
     """Make the commit of what the person did; return its id. Author and date are the old patch's.
 
     Taken are a commit on top of where the rebase stopped, or what is staged there.
@@ -135,6 +137,13 @@ def take(git: Git, stop: Stop) -> str:
     """
     where = str(git.folder)
     again = f"then: python -m builder rebase --continue  (or drop it: --continue --drop {number_of(stop.line):04d})"
+    lock = git.folder / ".git" / "index.lock"
+    if lock.exists():
+        raise RebaseStateError(
+            "a git is at work in the work tree, or was killed there", where=where, details=(str(lock),),
+            next_step="end it, such as the editor that git commit opened; where there is none, "
+            f"rm {shlex.quote(str(lock))}; {again}",
+        )  # fmt: skip
     unmerged = git.text("diff", "--name-only", "--diff-filter=U").splitlines()
     if unmerged:
         raise RebaseStateError(
@@ -149,18 +158,20 @@ def take(git: Git, stop: Stop) -> str:
     head = git.text("rev-parse", "HEAD")
     number = f"{number_of(stop.line):04d}"
     author, message = author_and_message(git, f"refs/patches/{number}")
+    tree = staged_tree(git)
     if head != stop.head:
+        _require_place(git, stop, head, onto, again)
         parents = git.text("log", "-1", "--format=%P", "HEAD").split()
-        if parents != [stop.head] or git.text("write-tree") != git.text("rev-parse", "HEAD^{tree}"):
+        if parents != [stop.head] or tree != git.text("rev-parse", "HEAD^{tree}"):
             raise RebaseStateError(
                 "the work tree holds other commits than one on top of where the rebase stopped",
                 where=where,
                 details=(f"stopped on {stop.head}", f"HEAD is    {head}"),
-                next_step=f"make it one commit: git reset --soft {stop.head[:12]}, git commit; {again}",
+                next_step=f"make it one commit: git reset --soft {stop.head[:12]} && "
+                f"git commit -C refs/patches/{number}; {again}",
             )
         own = author_and_message(git, "HEAD")[1]
-        message = git.run("stripspace", stdin=own)
-    tree = git.text("write-tree")
+        message = _require_trailers(git, git.run("stripspace", stdin=own), message, number, again)
     _check(git, stop, tree, again)
     committer = f"{IDENTITY[0]} <{IDENTITY[1]}> ".encode() + b" ".join(author.rsplit(b" ", 2)[1:])
     raw = b"tree %s\nparent %s\nauthor %s\ncommitter %s\n\n%s" % (
@@ -168,8 +179,53 @@ def take(git: Git, stop: Stop) -> str:
     )  # fmt: skip
     commit = git.run("hash-object", "-t", "commit", "-w", "--stdin", stdin=raw).decode().strip()
     _require_exportable(git, commit, message, again)
+    # a lock there is of a --continue that was killed: nobody else writes these, and two wait
+    (git.folder / ".git/refs/resolved" / f"{number}.lock").unlink(missing_ok=True)
     git.run("update-ref", f"refs/resolved/{number}", commit)
     return commit
+
+
+def staged_tree(git: Git) -> str:
+    """Write the tree of what is staged; return its id.
+
+    From a copy of the index: git locks the one that it reads, and the lock of a git that is killed
+    stays, in a work tree that is the person's.
+    """
+    with atomic.scratch_folder(git.folder.parent) as scratch:
+        index = scratch / "index"
+        shutil.copyfile(git.folder / ".git" / "index", index)
+        return git.run("write-tree", environment={"GIT_INDEX_FILE": str(index)}).decode().strip()
+
+
+def _require_place(git: Git, stop: Stop, head: str, onto: str, again: str) -> None:
+    """Refuse a HEAD on another line of commits: a tree of it would take back all of the release."""
+    branch = git.attempt("symbolic-ref", "--quiet", "--short", "HEAD").stdout.decode().strip()
+    grown = git.attempt("merge-base", "--is-ancestor", stop.head, head).returncode == 0
+    if branch == branch_of(onto) or grown:
+        return
+    raise RebaseStateError(
+        f"HEAD is on {branch or 'no branch'}, which does not hold the commit where the rebase stopped",
+        where=str(git.folder),
+        details=(f"stopped on {stop.head}", f"HEAD is    {head}"),
+        next_step=f"go back in it, git checkout {branch_of(onto)}, {again}",
+    )
+
+
+def _require_trailers(git: Git, own: bytes, old: bytes, number: str, again: str) -> bytes:
+    """Return the message of a commit that a person made, which may reword the patch's.
+
+    :raises RebaseStateError: `git commit -m` has thrown the patch's away, removal plan and all.
+    """
+    lost = [key.decode() for key in _TRAILER.findall(old) if key not in _TRAILER.findall(own)]
+    if lost:
+        raise RebaseStateError(
+            "the commit's message has lost what the patch's ended in",
+            where=str(git.folder),
+            details=tuple(f"no {key}:" for key in lost),
+            next_step=f"give it the patch's message, git commit --amend -C refs/patches/{number}, "
+            f"or one with these lines; {again}",
+        )
+    return own
 
 
 def _require_exportable(git: Git, commit: str, message: bytes, again: str) -> None:

@@ -36,6 +36,8 @@ _ENVIRONMENT = {
     "GIT_TERMINAL_PROMPT": "0",  # fail instead of asking for a password
     "GIT_EDITOR": "false",  # nothing may open an editor
     "GIT_ADVICE": "0",
+    # status would write the index, and leave its lock in a person's work tree where it is killed
+    "GIT_OPTIONAL_LOCKS": "0",
     "GIT_COMMITTER_NAME": IDENTITY[0],
     "GIT_COMMITTER_EMAIL": IDENTITY[1],
 }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 
-from builder import atomic, contracts
+from builder import atomic, contracts, rebase_tree
+from builder.repository import Git, GitError
 from tests.commands import ROOT
-from tests.rebase.moving import ENGINE, NEW, OLD, edit
+from tests.rebase.moving import ENGINE, NEW, OLD, edit, trailers
 from tests.series.fork import message
 
 PATH, OTHER = "vllm/engine.py", "vllm/other.py"
@@ -120,7 +122,7 @@ def test_resolved_and_on(stopping, how):
         stopping.user.git("commit", "--quiet", "--no-edit")
         assert "is resolved; next:" in stopping.rebase("--status").stdout
     if how == "reworded":
-        text = message("hook anew", trailers="").encode()
+        text = message("hook anew", trailers=trailers()).encode()
         stopping.user.git("commit", "--quiet", "-F-", stdin=text)
     if how == "new cache":
         shutil.rmtree(stopping.fork.cache.repository)
@@ -186,7 +188,21 @@ def two_commits(user):
 def cut_message(user):
     user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED)})
     user.git("add", OTHER)
-    user.git("commit", "--quiet", "-F-", stdin=b"hook\n\nBefore.\n---\nAfter.\n")
+    text = f"hook\n\nBefore.\n---\nAfter.\n\n{trailers()}"
+    user.git("commit", "--quiet", "-F-", stdin=text.encode())
+
+
+def lost_message(user):
+    """`git commit -m`, as one resolves elsewhere."""
+    user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED)})
+    user.git("commit", "--quiet", "-a", "-m", "resolved")
+
+
+def locked(user):
+    """An editor that `git commit` opened is open still."""
+    user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED)})
+    user.git("add", OTHER)
+    (user.folder / ".git" / "index.lock").touch()
 
 
 def binary(user):
@@ -214,6 +230,8 @@ def link(user):
         (half_a_marker, "docs/x.md: a conflict marker is left"),
         (no_python, "does not compile"),
         (two_commits, "other commits"),
+        (lost_message, "no Drop-When:"),
+        (locked, "a git is at work in the work tree, or was killed there"),
     ],
 )
 def test_what_is_not_done_is_not_taken(stopping, how, words):
@@ -226,11 +244,102 @@ def test_what_is_not_done_is_not_taken(stopping, how, words):
     assert "next:" in said
     assert stopping.user.git("status", "--porcelain") == status  # nothing of theirs is touched
     assert stopping.patches() == before
+    (stopping.tree / ".git" / "index.lock").unlink(missing_ok=True)
     stopping.user.git("reset", "--quiet", "--hard", stopping.status()[0]["stop"]["head"])
     stopping.user.git("clean", "--quiet", "-fd")
     resolve(stopping)
     stopping.rebase("--continue")
     assert stopping.result(OTHER) == edit(edit(ENGINE, TAKEN), RESOLVED)
+
+
+def advised(said):
+    """Return the git commands of the next step."""
+    step = said.partition("next: ")[2].partition("then: ")[0]
+    return [words.rstrip() for words in re.findall(r"git [^;,]*", step)]
+
+
+def amended(user, head):
+    resolved(user)
+    user.git("commit", "--quiet", "--amend", "--no-edit")
+
+
+def in_two(user, head):
+    resolved(user)
+    user.git("commit", "--quiet", "-m", "one")
+    user.git("commit", "--quiet", "--allow-empty", "-m", "two")
+
+
+def on_a_branch(user, head):
+    """A branch of one's own is as good, with one commit; here with two."""
+    user.git("checkout", "--quiet", "--force", "-b", "mine", head)
+    in_two(user, head)
+
+
+def shortened(user, head):
+    resolved(user)
+    user.git("commit", "--quiet", "-m", "resolved")
+
+
+def left(user, head):
+    resolved(user)
+    user.git("commit", "--quiet", "--no-edit")
+    user.git("checkout", "--quiet", f"series/{OLD}")
+
+
+def detached(user, head):
+    resolved(user)
+    user.git("commit", "--quiet", "--no-edit")
+    user.git("checkout", "--quiet", "--detach", OLD)
+
+
+def resolved(user):
+    user.write({OTHER: edit(edit(ENGINE, TAKEN), RESOLVED)})
+    user.git("add", OTHER)
+
+
+@pytest.mark.parametrize("how", [amended, in_two, on_a_branch, shortened, left, detached])
+def test_the_commands_that_are_advised_lead_on(stopping, how):
+    """As printed, in the work tree. Elsewhere than on the release, a `reset --soft` to it would
+    make a commit that takes the whole release back.
+    """
+    stopping.begin(code=30)
+    head = stopping.status()[0]["stop"]["head"]
+    how(stopping.user, head)
+    said = stopping.rebase("--continue", code=31).stderr
+    series = stopping.user.git("rev-parse", f"series/{OLD}")
+    (command,) = advised(said)
+    subprocess.run(
+        ["bash", "-ec", command],
+        cwd=stopping.tree, check=True, env=os.environ | {"GIT_EDITOR": "false"},
+    )  # fmt: skip
+    assert stopping.user.git("rev-parse", f"series/{OLD}") == series
+    stopping.rebase("--continue")
+    assert stopping.result(OTHER) == edit(edit(ENGINE, TAKEN), RESOLVED)
+    assert stopping.result(PATH) == edit(STOP, ABOVE)
+    assert "Servers with such a card" in (stopping.fork.folder(NEW) / "0002-hook.patch").read_text()
+
+
+def test_reading_what_was_resolved_locks_nothing(stopping):
+    """A --continue that is killed leaves no lock in the work tree, which the next one would meet."""
+    stopping.begin(code=30)
+    resolve(stopping)
+    git = Git(stopping.tree)
+    index, other = stopping.tree / ".git" / "index", stopping.tree / PATH
+    os.utime(other, (1, 1))  # what git would note in the index
+    before = index.read_bytes()
+    assert git.changes() == [f"M  {OTHER}"]
+    assert index.read_bytes() == before
+    lock = stopping.tree / ".git" / "index.lock"
+    lock.touch()  # who would lock it now, fails
+    with pytest.raises(GitError, match="write-tree"):
+        git.run("write-tree")
+    tree = rebase_tree.staged_tree(git)
+    assert git.blob(f"{tree}:{OTHER}") == edit(edit(ENGINE, TAKEN), RESOLVED).encode()
+    lock.unlink()
+    # and the lock of the ref that it writes is of one that was killed
+    (stopping.tree / ".git/refs/resolved").mkdir(parents=True)
+    (stopping.tree / ".git/refs/resolved/0002.lock").touch()
+    stopping.rebase("--continue")
 
 
 def test_a_rebase_under_way_is_not_overwritten(stopping):
