@@ -27,6 +27,7 @@ from builder.rebase_state import (
     RESOLVED,
     Done,
     RebaseState,
+    Review,
     Stop,
     folder_of,
     number_of,
@@ -120,12 +121,27 @@ def go_on(
             )
             if not dropped:
                 commit = rebase_tree.take(git, stop, onto)
-                done = Done(stop.line, stop.subject, RESOLVED, stop.reason, commit)
-                state = replace(state, done=(*state.done, done))
+                state = replace(state, done=(*state.done, _resolved(git, stop, commit)))
         # a stop that was not laid, or whose work tree is gone, is worked out and laid again
         state = replace(state, stop=None)
         rebase_state.save(project, state)
         return _advance(state, ground)
+
+
+def _resolved(git: Git, stop: Stop, commit: str) -> Done:
+    """Return what the report tells of it: the files that are lost, the hunks that nobody touched."""
+    names = git.run("diff-tree", "-r", "-z", "--no-renames", "--name-only", stop.head, commit)
+    changed = set(names.decode("utf-8", "surrogateescape").split("\0"))
+    reason = stop.reason
+    if lost := [path for path in stop.paths if path not in changed]:
+        reason += f"; it no longer changes {', '.join(lost)}"
+
+    def stands(review: Review) -> bool:
+        data = git.blob(f"{commit}:{review.path}") or b""
+        return review.text in data.decode("utf-8", "replace")
+
+    review = tuple(one for one in stop.review if stands(one))
+    return Done(stop.line, stop.subject, RESOLVED, reason, commit, review)
 
 
 def abort(project: Project, onto: str | None = None) -> str:
@@ -326,9 +342,14 @@ def _stop(state: RebaseState, ground: _Ground, release: Release, trial: PatchTri
     """
     folder = folder_of(ground.project, state.onto)
     head = state.head(ground.source.commit)
+    # of a patch that upstream has nothing is staged
+    staged = {file.path for file in trial.files
+              if file.state.applies and trial.state is not State.UPSTREAMED}  # fmt: skip
     stop = Stop(trial.line, trial.patch.subject, str(trial.state), trial.reason, head, is_laid=False,
                 details=stop_details(release, trial, folder),
-                is_surely_upstream=trial.is_surely_upstream)  # fmt: skip
+                is_surely_upstream=trial.is_surely_upstream,
+                paths=tuple(file.path for file in trial.files),
+                review=tuple(one for one in review_of(trial) if one.path in staged))  # fmt: skip
     refs = {
         f"refs/tags/{state.from_tag}": ground.applied.base,
         f"refs/tags/{state.onto}": ground.source.commit,

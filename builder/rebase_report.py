@@ -60,6 +60,14 @@ def stop_details(release: Release, trial: PatchTrial, folder: Path) -> tuple[str
         shown = "".join(file.conflicts) or _hunks(change)
         lines += _cut(shown.splitlines())
         lines += _upstreams(release, change, file, folder)
+    for file, change in zip(trial.files, trial.patch.changes, strict=True):
+        if not file.state.applies or trial.state is State.UPSTREAMED:
+            continue
+        around = list(dict.fromkeys(hunk.around for hunk in file.hunks if hunk.around))
+        if around:  # it has no conflict, and may be wrong all the same: nobody else points at it
+            lines += ["", f"{file.path}: {file.state}, staged: look whether it is right still"]
+            lines += [f"  {text}" for text in around]
+            lines += _upstreams(release, change, file, folder)
     return tuple(_printable(line) for line in lines)
 
 

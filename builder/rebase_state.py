@@ -57,6 +57,8 @@ class Stop:
     :param head: the commit on which the work tree stands.
     :param is_laid: the work tree holds it; False only if the tool was killed on the way there.
     :param is_surely_upstream: --auto-drop leaves it out.
+    :param paths: the files that the patch changes, by their names in the new release.
+    :param review: its hunks that did find a place, and want to be looked at beside the conflict.
     """
 
     line: str
@@ -67,6 +69,8 @@ class Stop:
     is_laid: bool
     details: tuple[str, ...] = ()
     is_surely_upstream: bool = False
+    paths: tuple[str, ...] = ()
+    review: tuple[Review, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,8 +134,16 @@ def load(project: Project, onto: str) -> RebaseState | None:
 
 
 def _from_json(data: dict[str, Any]) -> RebaseState:
+    def reviews(item: Mapping[str, Any]) -> tuple[Review, ...]:
+        return tuple(Review(**review) for review in item.get("review", ()))
+
     def done(item: Mapping[str, Any]) -> Done:
-        return Done(**{**item, "review": tuple(Review(**review) for review in item["review"])})
+        return Done(**{**item, "review": reviews(item)})
+
+    def stopped(item: Mapping[str, Any]) -> Stop:
+        paths = tuple(item.get("paths", ()))  # neither stands in a state of an older version
+        return Stop(**{**item, "details": tuple(item["details"]), "paths": paths,
+                       "review": reviews(item)})  # fmt: skip
 
     if data.pop("format") != FORMAT:
         raise ValueError("another format")
@@ -142,7 +154,7 @@ def _from_json(data: dict[str, Any]) -> RebaseState:
             "patches": tuple((line, sha256) for line, sha256 in data["patches"]),
             "drop": tuple(data["drop"]),
             "done": tuple(done(item) for item in data["done"]),
-            "stop": Stop(**{**stop, "details": tuple(stop["details"])}) if stop else None,
+            "stop": stopped(stop) if stop else None,
         }
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -250,6 +251,60 @@ def test_what_is_not_done_is_not_taken(stopping, how, words):
     resolve(stopping)
     stopping.rebase("--continue")
     assert stopping.result(OTHER) == edit(edit(ENGINE, TAKEN), RESOLVED)
+
+
+@pytest.fixture
+def half(moving):
+    """One patch, two files: one conflicts, in the other upstream changed the function."""
+    around = edit(ENGINE, ("    name = ", "    label = name = "))
+    return moving(
+        {PATH: ENGINE, OTHER: ENGINE}, {PATH: around, OTHER: edit(ENGINE, TAKEN)},
+        ("hook", {PATH: edit(ENGINE, HOOK), OTHER: edit(ENGINE, HOOK)}),
+    )  # fmt: skip
+
+
+def test_a_stop_points_at_what_did_find_a_place(half):
+    """A conflict in the docs hid that upstream had changed the function beside: nobody looked."""
+    said = half.begin(code=30).stderr
+    assert f"{PATH}: merged, staged: look whether it is right still" in said
+    assert "upstream changed serve around it" in said
+    assert "+    label = name = os.environ" in said  # upstream's own change
+    assert f"{OTHER}: merged" not in said
+    resolve(half)
+    half.rebase("--continue")
+    assert f"`{PATH}` line" in half.report
+    assert "        engine.hook(name)" in half.report.partition("## Old series")[0]
+    assert "no longer changes" not in half.report
+
+
+def test_a_hunk_that_the_person_changed_was_looked_at(half):
+    half.begin(code=30)
+    half.user.write({PATH: edit((half.tree / PATH).read_text(), ("engine.hook(name)", "hook()"))})
+    half.user.git("add", PATH)
+    resolve(half)
+    half.rebase("--continue")
+    assert f"`{PATH}` line" not in half.report
+
+
+def test_a_file_that_a_resolution_loses_is_named(half):
+    """To take upstream's side of a file leaves the patch without it."""
+    half.begin(code=30)
+    half.user.git("checkout", "--quiet", "--ours", OTHER)
+    half.user.git("add", OTHER)
+    said = half.rebase("--continue").stdout
+    assert f"it no longer changes {OTHER}\n" in said
+    assert f"it no longer changes {OTHER} |" in half.report
+
+
+def test_a_state_that_an_older_version_wrote(half):
+    half.begin(code=30)
+    file = half.tree.parent / "state.json"
+    data = json.loads(file.read_text())
+    del data["stop"]["paths"], data["stop"]["review"]
+    file.write_text(json.dumps(data))
+    resolve(half)
+    half.rebase("--continue")
+    assert len(half.fork.series(NEW).entries) == 1
 
 
 def advised(said):
