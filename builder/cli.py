@@ -37,6 +37,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _USAGE_ERRORS: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
+_COMMAND = "python -m builder"
 _INTERRUPTED = 130
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?)")  # ECMA-48
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
@@ -56,6 +57,14 @@ class State:
         """Return the cache; until this command ends nobody cleans it."""
         _held.enter_context(cls.cache.in_use())
         return cls.cache
+
+    @classmethod
+    def advice(cls, text: str) -> str:
+        """Name the project in the commands of ``text``: without it they act on another one."""
+        if cls.project == default_project():
+            return text
+        project = f"--project {shlex.quote(str(cls.project.root))}"
+        return text.replace(f"{_COMMAND} ", f"{_COMMAND} {project} ")
 
 
 @app.callback(invoke_without_command=True)
@@ -127,7 +136,7 @@ def pin_command(
     tags = series.series_tags(State.project)
     if tags and tag not in tags:
         source = series.nearest_series(tags, tag)
-        typer.echo(f"next: python -m builder rebase --from {source} --onto {tag}")
+        typer.echo(State.advice(f"next: {_COMMAND} rebase --from {source} --onto {tag}"))
 
 
 @app.command("series")
@@ -166,10 +175,10 @@ def edit_command(
     number = pipeline.edit_series(
         tag, folder, State.project, State.used_cache(), drop=tuple(drop or ())
     )
+    back = shlex.join([*_COMMAND.split(), "export", "--tag", tag, "--worktree", str(folder)])
     typer.echo(
         f"{folder}: branch {edit.branch_of(tag)}, {counted(number, 'commit')} on {tag}\n"
-        f"amend them (git rebase -i {tag}), then: "
-        + shlex.join(["python", "-m", "builder", "export", "--tag", tag, "--worktree", str(folder)])
+        f"amend them (git rebase -i {tag}), then: {State.advice(back)}"
     )
 
 
@@ -346,9 +355,15 @@ def main() -> int:
 
 def _failed(code: int, text: str, facts: dict[str, object]) -> int:
     if State.as_json:
-        typer.echo(json.dumps(facts, indent=1))
+        told = {
+            name: list(map(State.advice, value)) if isinstance(value, list) else value
+            for name, value in facts.items()
+        }
+        if isinstance(step := told.get("next"), str):
+            told["next"] = State.advice(step)
+        typer.echo(json.dumps(told, indent=1))
     # It may quote a report or a server, which have no business with the terminal.
-    typer.echo(_CONTROLS.sub("?", _ESCAPES.sub("", text)), err=True)
+    typer.echo(_CONTROLS.sub("?", _ESCAPES.sub("", State.advice(text))), err=True)
     return code
 
 

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +74,8 @@ def upstream(
         typer.echo(trial_report.as_json(tag, tried, untried))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        typer.echo(trial_report.as_text(tag, tried, columns, untried, known, since))
+        table = trial_report.as_text(tag, tried, columns, untried, known, since)
+        typer.echo(State.advice(table))
 
 
 def rebase(
@@ -104,7 +105,8 @@ def rebase(
     if (from_tag is not None) + go_on + abort + status != 1:
         raise typer.BadParameter("give one of --from TAG --onto TAG, --continue, --abort, --status")
     if status:
-        typer.echo(_status(as_json=as_json))
+        said = _status(as_json=as_json)
+        typer.echo(said if as_json else State.advice(said))
         return
     if abort:
         typer.echo(rebasing.abort(State.project, onto))
@@ -124,6 +126,7 @@ def rebase(
             drop=tuple(drop or ()),
             auto_drop=auto_drop,
         )
+    done = replace(done, left=tuple(State.advice(command) for command in done.left))
     if as_json:
         typer.echo(json.dumps(asdict(done), indent=1, default=str))
         return
@@ -214,7 +217,7 @@ def backport(
             next_step=f"python -m builder edit --tag {bad[0].tag}, make the change there, export; or "
             "take it from a nearer release: --from TAG",
         )
-    typer.echo("\n".join(lines) or "there is no other series")
+    typer.echo(State.advice("\n".join(lines)) or "there is no other series")
 
 
 def contracts(
@@ -229,7 +232,7 @@ def contracts(
 ) -> None:
     """Compare what a series leans on in upstream's code with a release."""
     from builder import contracts as checking  # noqa: PLC0415
-    from builder import pipeline, releases, series  # noqa: PLC0415
+    from builder import pin, pipeline, releases, series  # noqa: PLC0415
     from builder.cli import State  # noqa: PLC0415
     from builder.rebase_finish import imports_of  # noqa: PLC0415
 
@@ -265,7 +268,10 @@ def contracts(
         typer.echo(f"written {checking.write_contracts(found, known, read)}")
         return
     broken = checking.breaches(known, read)
-    checking.require_kept(broken, [str(item) for item in missing], found, on, has_series=has_series)
+    checking.require_kept(
+        broken, [str(item) for item in missing], found, on, has_series=has_series,
+        is_pinned=pinned.tag in pin.pinned_tags(State.project.pins),
+    )  # fmt: skip
     typer.echo(
         f"{tag}: {counted(len(known), 'definition')} of upstream's as they were on {pinned.tag}"
     )

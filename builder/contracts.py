@@ -221,11 +221,13 @@ def require_kept(
     on: str | None = None,
     *,
     has_series: bool = False,
+    is_pinned: bool = True,
 ) -> None:
     """Refuse a release on which what the series leans on has changed.
 
     :param on: the release, where it is not the series' own: there nothing is to be accepted yet.
     :param has_series: that release has one already, which takes patches one by one, and no rebase.
+    :param is_pinned: there is a pin of that release, which a rebase wants.
     :param missing: imports of the series that its tree cannot satisfy, a line each.
     :raises ContractError: with what came and what went, and those imports.
     """
@@ -244,15 +246,18 @@ def require_kept(
             where=str(series.folder / NAME),
             details=tuple(line for breach in found for line in breach.lines()),
             next_step="see whether the patches named still do what they say"
-            + _remedy(found, series.tag, on, has_series=has_series),
+            + _remedy(found, series.tag, on, has_series=has_series, is_pinned=is_pinned),
         )
 
 
-def _remedy(found: Sequence[Breach], tag: str, on: str | None, *, has_series: bool) -> str:
+def _remedy(
+    found: Sequence[Breach], tag: str, on: str | None, *, has_series: bool, is_pinned: bool
+) -> str:
     if on is None:
         return f"; then accept it: python -m builder contracts --tag {tag} --write"
     if not has_series:
-        return f" there; they move by: python -m builder rebase --from {tag} --onto {on}"
+        pin = "" if is_pinned else f"python -m builder pin {on} && "
+        return f" there; they move by: {pin}python -m builder rebase --from {tag} --onto {on}"
     numbers = {breach.contract.patch for breach in found}
     number = numbers.pop() if len(numbers) == 1 else "NUMBER"
     return (

@@ -22,9 +22,9 @@ WRONG = {
     "a tag like a folder": (
         3, ["series", "--tag", "v9.1.0/"], ["a tag is no folder: --tag v9.1.0\n"]),
     "a tag like a pin's folder": (
-        3, ["series", "--tag", "v7.7.7/"], ["or pin a release: python -m builder pin v0.20.2"]),
+        3, ["series", "--tag", "v7.7.7/"], ["or pin a release: python -m builder", " pin v0.20.2"]),
     "a release without a pin": (
-        3, ["series", "--tag", "v7.7.7"], ["write a pin with: python -m builder pin v7.7.7"]),
+        3, ["series", "--tag", "v7.7.7"], ["write a pin with: python -m builder", " pin v7.7.7"]),
     "no tag": (3, ["series", "--tag", ""], ["pinned: v9.1.0"]),
     "an architecture nobody builds": (18, ["--tag", "v9.1.0", "--arch", "riscv"], ["aarch64, x86_64"]),
     "verify nothing": (16, ["verify", "nothing.whl"], ["no such file"]),

@@ -6,6 +6,7 @@ import pytest
 
 from builder import contracts
 from builder.contracts import Contract
+from builder.errors import ContractError
 from tests.rebase.moving import ENGINE, NEW, OLD, edit
 
 PATH, BASE = "vllm/engine.py", "vllm/base.py"
@@ -100,6 +101,19 @@ def test_a_change_is_found_with_what_it_is(case, change):
     made.fork.run("contracts", "--tag", OLD)  # its own release is as it was
 
 
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_a_rebase_is_advised_with_the_pin_that_it_wants(case, is_pinned):
+    made = case(edit(BACKEND, CHANGES["an attribute gained"][0]))
+    series = made.fork.series(OLD)
+    known = contracts.read_contracts(series)
+    broken = contracts.breaches(known, lambda path: made.new[path].encode())
+    with pytest.raises(ContractError) as caught:
+        contracts.require_kept(broken, (), series, NEW, is_pinned=is_pinned)
+    follow = f"python -m builder rebase --from {OLD} --onto {NEW}"
+    pin = "" if is_pinned else f"python -m builder pin {NEW} && "
+    assert caught.value.next_step.endswith(f": {pin}{follow}")
+
+
 def test_a_release_that_has_a_series_gets_no_rebase(case):
     """It would be refused: what is there is looked at, and takes patches one by one."""
     made = case(edit(BACKEND, CHANGES["an attribute gained"][0]))
@@ -108,8 +122,8 @@ def test_a_release_that_has_a_series_gets_no_rebase(case):
     made.begin()
     said = made.fork.run(*asked, code=32).stderr
     assert "rebase" not in said
-    assert f"python -m builder contracts --tag {NEW};" in said
-    assert f"python -m builder backport 1 --from {OLD} --to {NEW}" in said
+    assert f" contracts --tag {NEW};" in said
+    assert f" backport 1 --from {OLD} --to {NEW}" in said
     said = made.fork.run(*asked, "--write", code=2).stderr
     assert "rebase" not in said
     assert f"--tag {NEW} --write" in said.replace("\n", " ")
@@ -156,7 +170,7 @@ def test_the_rebase_says_so_and_the_new_series_keeps_asking(case):
     made = case(edit(BACKEND, pair))
     said = made.begin().stdout
     assert words in said
-    assert f"python -m builder contracts --tag {NEW}" in said
+    assert f" contracts --tag {NEW}" in said
     assert words in made.report
     assert "Backend changed" in made.fork.run("upstream", "--tag", OLD, "--onto", NEW).stdout
     file = made.fork.folder(NEW) / contracts.NAME

@@ -8,13 +8,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from builder import atomic, contracts, rebase_tree
+from builder.cli import State
+from builder.locations import default_project
 from builder.repository import Git, GitError
 from tests.commands import ROOT
-from tests.rebase.moving import ENGINE, NEW, OLD, edit, trailers
+from tests.rebase.moving import ENGINE, NEW, OLD, Moving, edit, trailers
 from tests.series.fork import message
 
 PATH, OTHER = "vllm/engine.py", "vllm/other.py"
@@ -395,6 +399,41 @@ def test_reading_what_was_resolved_locks_nothing(stopping):
     (stopping.tree / ".git/refs/resolved").mkdir(parents=True)
     (stopping.tree / ".git/refs/resolved/0002.lock").touch()
     stopping.rebase("--continue")
+
+
+def test_what_is_advised_is_for_the_project_that_was_named(folder):
+    """Without its name, the same command ends another project's rebase, or finds none."""
+    root = Path(tempfile.mkdtemp(dir=folder)) / "another folder's"
+    case = Moving(root, {OTHER: ENGINE}, {OTHER: edit(ENGINE, TAKEN)},
+                  [("hook", {OTHER: edit(ENGINE, HOOK)})])  # fmt: skip
+
+    def run(command):
+        """As printed, from a folder that is none of a project."""
+        python = Path(sys.executable).parent
+        return subprocess.run(
+            ["bash", "-c", command], cwd=root, capture_output=True, text=True, check=False,
+            env=os.environ | {"VLLM_GLM5_CACHE": str(case.fork.cache.root), "PYTHONPATH": str(ROOT),
+                              "PATH": f"{python}:{os.environ['PATH']}"},
+        )  # fmt: skip
+
+    for told in (
+        case.begin(code=30).stderr,
+        case.rebase("--status").stdout,
+        json.loads(case.rebase("--continue", "--json", code=31).stdout)["next"],
+    ):
+        command = re.search(r"python -m builder .*? rebase --continue", told)[0]
+        assert "1 file is not resolved" in run(command).stderr
+    resolve(case)
+    done = case.rebase("--continue").stdout
+    left = [line.strip() for line in done.splitlines() if " series --tag " in line]
+    assert run(left[0]).returncode == 0
+    assert "--project" not in case.report  # which is for others, who have it elsewhere
+    shutil.rmtree(root)
+
+
+def test_the_default_project_is_not_named(monkeypatch):
+    monkeypatch.setattr(State, "project", default_project())
+    assert State.advice("next: python -m builder clean") == "next: python -m builder clean"
 
 
 def test_a_rebase_under_way_is_not_overwritten(stopping):

@@ -106,9 +106,9 @@ def test_the_next_step_is_for_a_release_without_a_series(case, server):
         ).stdout
         return said.splitlines()[-1]
 
-    assert last_line().startswith("next: python -m builder pin v1.10.0 && ")
+    assert " pin v1.10.0 && " in last_line()
     shutil.copytree(case.fork.folder(OLD), newest)
-    assert last_line().startswith("next: python -m builder pin v1.4.0 && ")
+    assert " pin v1.4.0 && " in last_line()
     shutil.copytree(newest, newest.with_name("v1.4.0"))
     assert not last_line().startswith("next:")
 
