@@ -20,7 +20,7 @@ from builder.checkout import SourceTree, from_git, from_sdist, using_repository
 from builder.classify import Mode, ModeChoice, TouchedPath, choose_mode, touched_paths
 from builder.console import say
 from builder.digests import sha256_of
-from builder.errors import AuditError
+from builder.errors import AuditError, MisplacedHunkError, PatchConflictError
 from builder.fetch import fetch
 from builder.locations import Cache, Project
 from builder.pin import Pin, load, save
@@ -82,12 +82,19 @@ def source_tree(pin: Pin, project: Project, cache: Cache, upstream_url: str | No
 def applied_series(
     tag: str, project: Project, cache: Cache, upstream_url: str | None = None
 ) -> tuple[Pin, Series, AppliedSeries]:
-    """Run the stages up to the patched commits."""
+    """Run the stages up to the patched commits.
+
+    :raises PatchConflictError, MisplacedHunkError: with the command that stops at the patch.
+    """
     pin = load(project.pins, tag)
     series = read_series(project, tag)
     tree = source_tree(pin, project, cache, upstream_url)
-    with using_repository(cache):
-        return pin, series, apply_series(tree, series.paths, cache)
+    try:
+        with using_repository(cache):
+            return pin, series, apply_series(tree, series.paths, cache)
+    except (PatchConflictError, MisplacedHunkError) as error:
+        error.next_step += f"; python -m builder edit --tag {tag} stops at it, and says how"
+        raise
 
 
 def edit_series(
@@ -99,7 +106,7 @@ def edit_series(
         go on.
     """
     from builder import edit, stopped_edit  # noqa: PLC0415 - not needed for a build
-    from builder.errors import MisplacedHunkError, PatchConflictError, SeriesError  # noqa: PLC0415
+    from builder.errors import SeriesError  # noqa: PLC0415
 
     pin = load(project.pins, tag)
     series = read_series(project, tag)

@@ -112,6 +112,14 @@ def test_the_series_that_stops_twice(fork, developer):
     assert [patch.subject for patch in fork.apply().patches] == ["[Core] One größer", "[Core] Two"]
 
 
+@pytest.mark.parametrize("command", ["series", "export --check", "contracts"])
+def test_who_meets_the_conflict_elsewhere_is_sent_to_edit(conflicting, command):
+    said = conflicting.run(*command.split(), "--tag", TAG, code=9).stderr
+    assert f" edit --tag {TAG} stops at it" in said.partition("next: ")[2]
+    # which does not send to itself
+    assert "stops at it" not in conflicting.run("edit", "--tag", TAG, code=9).stderr
+
+
 def test_giving_up_changes_nothing(conflicting):
     before = conflicting.files()
     first = conflicting.run("edit", "--tag", TAG, code=9).stderr
