@@ -141,6 +141,8 @@ def as_text(
         again = f"python -m builder upstream --tag {series} --since {series}"
         return f"{said}; {series} on all after its own: {again}"
     lines = _table(releases, columns)
+    if any(r.word(trial).endswith("!") for r in releases for trial in r.trials):
+        lines += ["", f"!: {FAILS}"]
     lines += ["", *(f"{t.line}: {t.patch.subject}" for t in releases[0].trials)]
     for release in releases:
         lines += ["", release.tag]

@@ -94,6 +94,7 @@ def test_a_clean_patch_is_marked_and_the_end_of_a_rebase_says_so(moving):
     )
     said = case.fork.run("upstream", "--tag", OLD, "--onto", NEW).stdout
     assert "clean!" in said
+    assert "\n!: it applies, and imports what this release does not have\n" in said
     assert "vllm/ours.py line 1: vllm.engine has no Worker" in said
     assert "vllm.engine has no Worker" in case.begin().stdout
     assert "vllm.engine has no Worker" in case.report

@@ -123,6 +123,7 @@ def test_one_that_cannot_be_had_keeps_none_back(case, server, tmp_path):
     words = "v1.4.0 was not tried: vllm 1.4.0: the release has 1 sdists and wheels for no machine"
     assert all(words in text for text in (said, page.read_text(), table.read_text()))
     assert "v1.10.0  conflict   clean" in said
+    assert "!: it applies" not in said  # no import of it fails
     process = case.fork.run("upstream", "--tag", OLD, "--json", PIP_INDEX_URL=server.url)
     found = json.loads(process.stdout)
     assert [release["tag"] for release in found["releases"]] == ["v1.10.0"]
