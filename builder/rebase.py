@@ -279,6 +279,14 @@ def _advance(state: RebaseState, ground: _Ground) -> Finished:
         head = state.head(base)
         kept = f"refs/rebase/{state.onto}"
         if repository.resolve(head) is None:  # the cache is new; the work tree has them
+            if not (tree / ".git").exists():
+                raise RebaseStateError(
+                    "what was resolved is lost: the cache and the work tree that had it are gone",
+                    where=str(tree),
+                    details=tuple(d.line for d in state.done if d.outcome == RESOLVED),
+                    next_step="restore one of them, or python -m builder rebase --abort "
+                    f"--onto {state.onto} and begin anew",
+                )
             repository.run("fetch", "--quiet", "--no-tags", str(tree), f"+{head}:{kept}")
         repository.run("update-ref", kept, head)
         release = Release(

@@ -523,6 +523,28 @@ def test_a_work_tree_that_is_gone_is_made_again(stopping):
     assert len(stopping.fork.series(NEW).entries) == 3
 
 
+def test_the_cache_and_the_work_tree_gone_together(moving):
+    """Each alone is made again from the other; both had what the person resolved."""
+    taken = {path: edit(ENGINE, TAKEN) for path in (PATH, OTHER)}
+    case = moving(
+        {PATH: ENGINE, OTHER: ENGINE}, taken,
+        ("first", {OTHER: edit(ENGINE, HOOK)}), ("second", {PATH: edit(ENGINE, HOOK)}),
+    )  # fmt: skip
+    case.begin(code=30)
+    resolve(case)
+    case.rebase("--continue", code=30)
+    kept = case.tree.with_name("kept")
+    case.tree.rename(kept)
+    for name in ("vllm.git", "series"):
+        shutil.rmtree(case.fork.cache.root / name)
+    said = case.rebase("--continue", code=31).stderr
+    assert "what was resolved is lost" in said
+    assert "0001-first.patch" in said
+    assert f"rebase --abort --onto {NEW}" in said
+    kept.rename(case.tree)  # the control: with the tree it goes on
+    assert "0002-second.patch" in case.rebase("--continue", code=30).stderr
+
+
 def test_what_git_does_not_list_is_not_thrown_away(moving):
     """Notes, a build, an environment: upstream's own .gitignore hides them from git status."""
     files = {PATH: ENGINE, OTHER: ENGINE, ".gitignore": "*.log\n"}
