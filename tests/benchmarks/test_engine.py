@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.build.killing import hear_interrupts
+
 engine = pytest.importorskip("engine", reason="benchmarks/engine.py needs numpy")
 
 STEP, ROW, TRACE = 0.01, 0.001, 100.0
@@ -234,7 +236,10 @@ def test_a_run_that_is_killed_leaves_no_engine(how, watches, tmp_path):
     main.write_text(RUN.format(**values, script=str(script)))
     locks = [tmp_path / name for name in engine.INDEXERS]
     command = [sys.executable, str(main), "--gpus", "0,1"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as run:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.DEVNULL,
+        preexec_fn=hear_interrupts,  # noqa: PLW1509
+    ) as run:  # fmt: skip
         try:
             assert until(lambda: all(one.exists() and one.read_text() for one in locks), 30)
             run.send_signal(how)
