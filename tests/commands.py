@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -45,6 +46,13 @@ def each_release(metafunc):
         tags = TAGS_WITH_ENVIRONMENT if installs else TAGS
         metafunc.parametrize("tag", tags, scope="session")
         metafunc.has_tag = True
+
+
+def advised(text, project):
+    """What the tool prints for ``text``, a command of its own in it, where a project was named."""
+    return text.replace(
+        "python -m builder ", f"python -m builder --project {shlex.quote(str(project))} "
+    )
 
 
 def run_builder(*arguments, cwd=None, check=True, env=None, cache=None):

@@ -17,7 +17,7 @@ import pytest
 
 from tests.build import madeup
 from tests.build.package_server import PackageServer
-from tests.commands import ROOT
+from tests.commands import ROOT, advised
 
 
 @cache
@@ -84,6 +84,10 @@ class User:
         assert process.returncode == code, (process.returncode, process.stderr, process.stdout)
         assert "next:" in process.stderr
         return process.stderr
+
+    def advised(self, text: str) -> str:
+        """Return the text as it is printed to who named the project."""
+        return advised(text, self.project)
 
     def build(self, *arguments: object, out: Path | None = None, stage: bool = False, **env: str):
         """Build the release of the project; return the parsed result."""

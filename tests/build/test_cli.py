@@ -43,8 +43,7 @@ def test_each_cause_has_an_exit_code_of_its_own_and_is_documented():
 def test_an_unknown_tag_lists_those_that_are_pinned(user):
     said = user.fails(3, "--tag", "v0.99.0")
     assert "v9.1.0" in said
-    assert "write a pin with: python -m builder" in said
-    assert " pin v0.99.0" in said
+    assert user.advised("write a pin with: python -m builder pin v0.99.0") in said
     pin = user.project / "upstream" / "v9.1.0.toml"
     (pin.parent / "v0.99.0.toml").write_text(pin.read_text().replace("v9.1.0", "v0.99.0"))
     said = user.fails(3, "--tag", "v0.99.0")  # pinned, and without a series
@@ -173,7 +172,7 @@ def test_a_changed_series_needs_a_new_revision(user, upstream):
     patch = next(folder.glob("0001-*.patch"))
     patch.write_bytes(patch.read_bytes().replace(b'+        return "?"', b'+        return "!"'))
     said = user.fails(19, "--tag", user.tag)
-    assert " revision --tag v9.1.0 --raise" in said
+    assert user.advised("python -m builder revision --tag v9.1.0 --raise") in said
     user.ok("revision", "--tag", user.tag, "--raise")
     second = user.run("--tag", user.tag, "--no-stage", "--json")
     # The blob id of the hand-edited patch is stale; whatever the verdict, N has moved on.

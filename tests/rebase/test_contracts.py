@@ -122,8 +122,8 @@ def test_a_release_that_has_a_series_gets_no_rebase(case):
     made.begin()
     said = made.fork.run(*asked, code=32).stderr
     assert "rebase" not in said
-    assert f" contracts --tag {NEW};" in said
-    assert f" backport 1 --from {OLD} --to {NEW}" in said
+    assert made.fork.advised(f"python -m builder contracts --tag {NEW};") in said
+    assert made.fork.advised(f"python -m builder backport 1 --from {OLD} --to {NEW}") in said
     said = made.fork.run(*asked, "--write", code=2).stderr
     assert "rebase" not in said
     assert f"--tag {NEW} --write" in said.replace("\n", " ")
@@ -170,7 +170,7 @@ def test_the_rebase_says_so_and_the_new_series_keeps_asking(case):
     made = case(edit(BACKEND, pair))
     said = made.begin().stdout
     assert words in said
-    assert f" contracts --tag {NEW}" in said
+    assert made.fork.advised(f"python -m builder contracts --tag {NEW}") in said
     assert words in made.report
     assert "Backend changed" in made.fork.run("upstream", "--tag", OLD, "--onto", NEW).stdout
     file = made.fork.folder(NEW) / contracts.NAME

@@ -26,7 +26,7 @@ from builder.patchfile import Patch
 from builder.pin import Pin, PinnedFile, save
 from builder.repository import Git
 from builder.series import Series, read_series
-from tests.commands import ROOT
+from tests.commands import ROOT, advised
 
 TAG = "v1.2.3"
 AUTHOR = "vllm-glm5 maintainers"
@@ -302,6 +302,10 @@ class Fork:
         if worktrees.exists():
             found += [str(path) for path in worktrees.iterdir()]
         return found
+
+    def advised(self, text: str) -> str:
+        """Return the text as it is printed to who named the project."""
+        return advised(text, self.project.root)
 
     def run(
         self, *arguments: object, cwd: Path | None = None, code: int | None = 0, **environment: str

@@ -115,7 +115,8 @@ def test_the_series_that_stops_twice(fork, developer):
 @pytest.mark.parametrize("command", ["series", "export --check", "contracts"])
 def test_who_meets_the_conflict_elsewhere_is_sent_to_edit(conflicting, command):
     said = conflicting.run(*command.split(), "--tag", TAG, code=9).stderr
-    assert f" edit --tag {TAG} stops at it" in said.partition("next: ")[2]
+    step = conflicting.advised(f"python -m builder edit --tag {TAG} stops at it")
+    assert step in said.partition("next: ")[2]
     # which does not send to itself
     assert "stops at it" not in conflicting.run("edit", "--tag", TAG, code=9).stderr
 
