@@ -204,6 +204,12 @@ class Lab:
         where = ["--python", self.python] if python else []
         return self.command("test", *given, *where, "--report", self.report_path, *arguments)
 
+    def start(self, *arguments, **how) -> subprocess.Popen:
+        """Start the gate as ``test`` does, for who does something to it before it ends."""
+        command = [sys.executable, "-m", "builder", "--project", self.folder / "project", "test",
+                   self.wheel, "--python", self.python, "--report", self.report_path, *arguments]  # fmt: skip
+        return subprocess.Popen(command, env=self.variables, **how)
+
     @property
     def statement(self) -> dict:
         return json.loads(self.report_path.read_text())

@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
@@ -16,12 +15,6 @@ import pytest
 
 from tests.build.killing import hear_interrupts
 from tests.gate.lab import HANG, alive
-
-
-def start(lab, *more, **how) -> subprocess.Popen:
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path, *more]  # fmt: skip
-    return subprocess.Popen(command, env=lab.variables, **how)
 
 
 def wait_for_text(path: Path) -> None:
@@ -37,7 +30,7 @@ def test_a_gate_that_is_ended_leaves_nothing_behind(lab, end, jobs):
     child = lab.folder / "child"
     text = HANG.format(pid=str(child)).replace("start_new_session=True", "")
     lab.write("test_a_hang.py", text.replace("(5)", "(99)"))
-    gate = start(lab, "--jobs", jobs, stderr=subprocess.DEVNULL, preexec_fn=hear_interrupts)
+    gate = lab.start("--jobs", jobs, stderr=subprocess.DEVNULL, preexec_fn=hear_interrupts)
     wait_for_text(child)
     gate.send_signal(end)
     assert gate.wait(20) == (-end if end == signal.SIGKILL else 130)
@@ -73,8 +66,8 @@ def test_a_terminal_that_is_closed(lab, nohup):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     terminal, inside = pty.openpty()
-    gate = start(
-        lab, stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
+    gate = lab.start(
+        stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
         preexec_fn=own_terminal,
     )  # fmt: skip
     os.close(inside)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import sys
 import time
 
 import pytest
@@ -325,13 +324,10 @@ def test_two_gates_take_turns(lab):
         f"import pathlib, time\ndef test_alone():\n    mark = pathlib.Path({str(mark)!r})\n"
         "    mark.touch(exist_ok=False)\n    time.sleep(4)\n    mark.unlink()",
     )
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report"]  # fmt: skip
     gates = [
-        subprocess.Popen([*command, lab.folder / f"{number}.json"], env=lab.variables,
-                         stderr=subprocess.PIPE, text=True)
+        lab.start("--report", lab.folder / f"{number}.json", stderr=subprocess.PIPE, text=True)
         for number in range(2)
-    ]  # fmt: skip
+    ]
     said = [gate.communicate(timeout=90)[1] for gate in gates]
     assert [gate.returncode for gate in gates] == [0, 0], said
     assert sum("waiting: another process is at work on this machine's GPU" in text

@@ -205,13 +205,10 @@ def test_what_a_foreign_report_says_reaches_no_terminal(lab):
 
 def test_a_gate_whose_words_nobody_reads(lab):
     """As after the terminal was closed, or what they were piped to has ended."""
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path]  # fmt: skip
     read, write = os.pipe()
     os.close(read)
     with open(write, "wb") as nowhere:
-        done = subprocess.run(command, env=lab.variables, stderr=nowhere, stdout=-3, check=False)
-    assert done.returncode == 0
+        assert lab.start(stderr=nowhere, stdout=subprocess.DEVNULL).wait() == 0
     assert lab.outcomes == GOOD_TESTS
 
 
@@ -223,9 +220,7 @@ def test_a_gate_that_is_killed_takes_detached_processes_along(lab):
         f"    worker = [sys.executable, '-c', {WORKER!r}, {str(child)!r}]\n"
         "    subprocess.Popen(worker, start_new_session=True)\n    time.sleep(1000)",
     )
-    command = [sys.executable, "-m", "builder", "--project", lab.folder / "project", "test",
-               lab.wheel, "--python", lab.python, "--report", lab.report_path]  # fmt: skip
-    gate = subprocess.Popen(command, env=lab.variables, stderr=subprocess.DEVNULL)
+    gate = lab.start(stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while not (child.exists() and child.read_text()):
         assert time.monotonic() < deadline
