@@ -350,9 +350,7 @@ def _stop(state: RebaseState, ground: _Ground, release: Release, trial: PatchTri
     """
     folder = folder_of(ground.project, state.onto)
     head = state.head(ground.source.commit)
-    # of a patch that upstream has nothing is staged
-    staged = {file.path for file in trial.files
-              if file.state.applies and trial.state is not State.UPSTREAMED}  # fmt: skip
+    staged = {file.path for file in trial.staged}
     stop = Stop(trial.line, trial.patch.subject, str(trial.state), trial.reason, head, is_laid=False,
                 details=stop_details(release, trial, folder),
                 is_surely_upstream=trial.is_surely_upstream,

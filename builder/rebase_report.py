@@ -61,7 +61,7 @@ def stop_details(release: Release, trial: PatchTrial, folder: Path) -> tuple[str
         lines += _cut(shown.splitlines())
         lines += _upstreams(release, change, file, folder)
     for file, change in zip(trial.files, trial.patch.changes, strict=True):
-        if not file.state.applies or trial.state is State.UPSTREAMED:
+        if file not in trial.staged:
             continue
         around = list(dict.fromkeys(hunk.around for hunk in file.hunks if hunk.around))
         if around:  # it has no conflict, and may be wrong all the same: nobody else points at it

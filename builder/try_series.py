@@ -106,6 +106,13 @@ class PatchTrial:
         return self.state is State.UPSTREAMED and (by_probe or not still_applies)
 
     @property
+    def staged(self) -> tuple[FileTrial, ...]:
+        """Return the files that are staged at a stop: of a patch that upstream has, none."""
+        if self.state is State.UPSTREAMED:
+            return ()
+        return tuple(file for file in self.files if file.state.applies)
+
+    @property
     def changes(self) -> dict[str, bytes | None]:
         """Return what the files that apply become."""
         made: dict[str, bytes | None] = {}
