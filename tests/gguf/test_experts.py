@@ -59,6 +59,11 @@ def moe_a8_vec(x, weights, topk_ids, top_k, kind, rows, tokens):
     return x.repeat_interleave(top_k, 0).sum(1, keepdim=True) * scale
 
 
+def dequantize(weights, kind, rows, columns, dtype):
+    """ggml_dequantize of weights that are one number a row."""
+    return weights[:rows, :1].to(dtype).expand(rows, columns)
+
+
 @pytest.fixture
 def kernels(monkeypatch):
     """The stand-ins in the place of what the method calls."""
@@ -67,6 +72,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr(fused_moe, "moe_align_block_size", align)
     module = release.experts_module()
     names = {
+        "ggml_dequantize": dequantize,
         "ggml_moe_get_block_size": lambda kind: BLOCK,
         "moe_sum": lambda x, out: torch.sum(x, 1, out=out),
     }
@@ -126,7 +132,7 @@ def test_experts_of_more_bytes_than_an_int_counts(kernels, whole_experts):
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize(("tokens", "top_k"), [(64, 8), (8191, 8), (8192, 8), (32768, 2)])
+@pytest.mark.parametrize(("tokens", "top_k"), [(7, 8), (64, 8), (8191, 8), (8192, 8), (32768, 2)])
 def test_more_rows_than_a_grid_takes(tokens, top_k, kernels):
     """8,192 tokens are the default batch of an H100; IQ types have this kernel only."""
     weights = scaled(torch.zeros(8, 4, 8, dtype=torch.uint8))

@@ -1,0 +1,107 @@
+"""Products with GGUF weights against float64, on both sides of where dequantized pieces take over.
+
+The method is called as a layer calls it; its weights are random valid blocks of the types that GLM-5's
+files have. Memory that torch hands out again is full of NaN.
+"""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+import torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
+
+HIDDEN, MIDDLE, EXPERTS, TOP_K = 512, 256, 8, 2
+# Bytes at which a block has its float16 scales.
+SCALES = {"Q3_K": [108], "Q6_K": [208], "Q5_K": [0, 2], "Q4_K": [0, 2], "Q2_K": [80, 82]}
+KINDS = ["Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ3_S", "IQ2_XXS"]
+LINEAR_TOKENS, EXPERT_TOKENS = 64, 64 * EXPERTS // TOP_K
+# The kernels round tokens to 8 bits in blocks of 32; the pieces are rounded to the tokens' type.
+BOUNDS = {"kernel": 0.04, "dequantized": 0.01}
+
+
+def methods():
+    """The two products as the layers call them, in the tree and in the plugin."""
+    try:
+        from vllm.model_executor.layers.quantization import gguf as tree
+    except ImportError:
+        from vllm.plugins.gguf_mla.adapter import bound_kernels
+        from vllm_gguf_plugin import ops
+        from vllm_gguf_plugin.quantization import fused_moe, linear
+
+        bound_kernels(ops)
+        return linear._fused_mul_mat_gguf, fused_moe._fused_moe_gguf
+    return tree._fused_mul_mat_gguf, tree._fused_moe_gguf
+
+
+def blocks(kind: gguf.GGMLQuantizationType, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random blocks with scales of 2**-8, and what they stand for, float64."""
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    generator = torch.Generator().manual_seed(7)
+    cut = (*shape[:-1], shape[-1] // elements, size)
+    data = torch.randint(256, cut, dtype=torch.uint8, generator=generator)
+    for place in SCALES.get(kind.name, [0]):
+        data[..., place], data[..., place + 1] = 0, 0x1C
+    data = data.flatten(-2)
+    dense = torch.from_numpy(gguf.quants.dequantize(data.numpy(), kind)).double().cuda()
+    assert dense.isfinite().all()
+    return data.cuda(), dense
+
+
+def poison() -> None:
+    torch.full((32 << 20,), torch.nan, device="cuda")
+
+
+def distance(found: torch.Tensor, right: torch.Tensor) -> float:
+    return ((found.double() - right).norm() / right.norm()).item()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_linear(kind, dtype, figure):
+    product, _ = methods()
+    kind = gguf.GGMLQuantizationType[kind]
+    weight, dense = blocks(kind, 384, HIDDEN)
+    for way, tokens in (("kernel", LINEAR_TOKENS - 1), ("dequantized", LINEAR_TOKENS)):
+        x = torch.randn(tokens, HIDDEN, dtype=dtype, device="cuda") / 64
+        poison()
+        found = product(x, weight, kind)
+        assert found.dtype is dtype
+        right = x.double() @ dense.t()
+        figure(f"gguf linear {kind.name} {dtype} {way} relative L2", distance(found, right))
+        assert distance(found, right) < BOUNDS[way]
+        assert distance(found, right.roll(1, 0)) > 0.5  # another token's
+
+
+def experts_reference(x, up, down, weights, ids) -> torch.Tensor:
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for slot in range(ids.shape[1]):
+        gate, value = torch.einsum("th,tmh->tm", x.double(), up[ids[:, slot]]).chunk(2, 1)
+        middle = torch.nn.functional.silu(gate) * value
+        product = torch.einsum("tm,thm->th", middle, down[ids[:, slot]])
+        out += product * weights[:, slot, None].double()
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts(kind, dtype, figure):
+    """Some experts have no token. IQ types hand over earlier: at 8 tokens an expert."""
+    _, product = methods()
+    kind = gguf.GGMLQuantizationType[kind]
+    up, dense_up = blocks(kind, EXPERTS, 2 * MIDDLE, HIDDEN)
+    down, dense_down = blocks(kind, EXPERTS, HIDDEN, MIDDLE)
+    last = EXPERT_TOKENS // 8 if kind.name.startswith("IQ") else EXPERT_TOKENS
+    some = torch.tensor([1, 2, 4, 7], device="cuda")
+    for way, tokens in (("kernel", last - 1), ("dequantized", last)):
+        x = torch.randn(tokens, HIDDEN, dtype=dtype, device="cuda") / 64
+        ids = some[torch.rand(tokens, len(some), device="cuda").topk(TOP_K).indices]
+        weights = torch.rand(tokens, TOP_K, dtype=dtype, device="cuda") / 8
+        right = experts_reference(x, dense_up, dense_down, weights, ids)
+        poison()
+        found = product(x, up, down, weights, ids.int(), kind, kind, "silu")
+        assert found.dtype is dtype
+        figure(f"gguf experts {kind.name} {dtype} {way} relative L2", distance(found, right))
+        assert distance(found, right) < BOUNDS[way]
+        assert distance(found, right.roll(1, 0)) > 0.5  # another token's
