@@ -50,6 +50,15 @@ def experts_module():
     return importlib.import_module("vllm_gguf_plugin.quantization.fused_moe")
 
 
+def linear_product():
+    """What multiplies by a quantized linear layer."""
+    if IN_TREE:
+        module = methods()
+    else:
+        module = importlib.import_module("vllm_gguf_plugin.quantization.linear")
+    return module._fused_mul_mat_gguf
+
+
 def replace_expert_kernels(monkeypatch, matmul, matvec) -> None:
     """Put functions in the place of the compiled ggml_moe_a8 and ggml_moe_a8_vec."""
     ops = experts_module().ops

@@ -1,4 +1,4 @@
-"""The kernels of quantized experts are asked for what they can address, and for nothing else.
+"""The kernels of quantized weights are asked for what they can address, and for nothing else.
 
 No GPU here: the kernels are stood in for by what their sources say (csrc/quantization/gguf, the
 same in vLLM up to v0.23.0 and in vllm-gguf-plugin 0.0.5), limits included.
@@ -59,6 +59,12 @@ def moe_a8_vec(x, weights, topk_ids, top_k, kind, rows, tokens):
     return x.repeat_interleave(top_k, 0).sum(1, keepdim=True) * scale
 
 
+def mul_mat_a8(weights, x, kind, rows):
+    """ggml_mul_mat_a8 in so far as its time grows with the tokens."""
+    assert x.shape[0] < 64, "milliseconds"
+    return x.sum(1, keepdim=True) * weights[:, 0].float()
+
+
 def dequantize(weights, kind, rows, columns, dtype):
     """ggml_dequantize of weights that are one number a row."""
     return weights[:rows, :1].to(dtype).expand(rows, columns)
@@ -73,6 +79,7 @@ def kernels(monkeypatch):
     module = release.experts_module()
     names = {
         "ggml_dequantize": dequantize,
+        "ggml_mul_mat_a8": mul_mat_a8,
         "ggml_moe_get_block_size": lambda kind: BLOCK,
         "moe_sum": lambda x, out: torch.sum(x, 1, out=out),
     }
@@ -138,6 +145,16 @@ def test_more_rows_than_a_grid_takes(tokens, top_k, kernels):
     weights = scaled(torch.zeros(8, 4, 8, dtype=torch.uint8))
     out, expected = compute(kernels, "IQ2_XXS", weights, tokens, top_k)
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("tokens", [63, 64, 4096])
+def test_a_linear_layer_of_many_tokens(tokens, kernels):
+    import gguf
+
+    weights = torch.arange(24, dtype=torch.uint8).view(3, 8)
+    x = torch.randint(1, 4, (tokens, 2)).float()
+    out = release.linear_product()(x, weights, gguf.GGMLQuantizationType.Q4_K)
+    assert torch.equal(out, x.sum(1, keepdim=True) * torch.tensor([0.0, 8.0, 16.0]))
 
 
 def test_the_stand_ins_have_the_limits(whole_experts):
