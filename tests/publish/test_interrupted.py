@@ -210,7 +210,16 @@ def test_eight_publishers_of_one_version(release, tool, server, tmp_path):
     assert whole(simple, tmp_path) == {wheels[0].name}
     page = requests.get(f"{simple}vllm-glm5/", timeout=10).text
     winner = next(n for n in (0, 1) if sha256(wheels[n]) in page)
-    assert [code for code, _ in done] == [0 if n % 2 == winner else 17 for n in range(8)], done
+    codes = [code for code, _ in done]
+    assert codes[1 - winner :: 2] == [17] * 4, done
+    # pypiserver looks whether a name is taken and writes the file in two steps: for a moment the other
+    # content can be there, and who publishes the winner's then is told of it.
+    writes_over = not simple.endswith("/+simple/")
+    for code, text in done[winner::2]:
+        assert code == 0 or (writes_over and code == 17 and sha256(wheels[1 - winner]) in text), (
+            done
+        )
+    assert 0 in codes
 
 
 @pytest.mark.timeout(240)
