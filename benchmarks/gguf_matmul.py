@@ -26,19 +26,14 @@ LINEAR = {"attn_output": (6144, 16384), "attn_q_b": (16384, 2048)}
 KINDS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q2_K", "IQ2_XXS")
 LINEAR_TOKENS = (16, 32, 64, 128, 512, 2048, 4096)
 EXPERT_TOKENS = (64, 256, 512, 1024, 2048, 4096)
-# Where a block keeps its float16 scales.
-SCALES = {"Q6_K": [208], "Q5_K": [0, 2], "Q4_K": [0, 2], "Q2_K": [80, 82]}
 NEVER, ALWAYS = 1 << 40, 0
 
 
 def blocks(kind: gguf.GGMLQuantizationType, *shape: int) -> torch.Tensor:
-    """Random valid weights, uint8 [*shape, the last in bytes], with scales of 2**-12."""
-    elements, size = gguf.GGML_QUANT_SIZES[kind]
-    cut = (*shape[:-1], shape[-1] // elements, size)
-    data = torch.randint(256, cut, dtype=torch.uint8, device="cuda")
-    for place in SCALES.get(kind.name, [0]):
-        data[..., place], data[..., place + 1] = 0, 0x0C
-    return data.flatten(-2)
+    from gguf_blocks import random_blocks
+
+    generator = torch.Generator("cuda").manual_seed(7)
+    return random_blocks(kind, *shape, scale=2**-12, generator=generator)
 
 
 @contextlib.contextmanager
@@ -57,14 +52,15 @@ def dequantizing_from(tokens: int) -> Iterator[None]:
 
 def compare(call: Callable[[], torch.Tensor]) -> dict[str, float]:
     """Both ways' milliseconds, and the distance of their results."""
+    from sparse_ops import error
+
     times, results = {}, {}
     for way, tokens in (("kernel", NEVER), ("dequantized", ALWAYS)):
         with dequantizing_from(tokens):
-            results[way] = call().float()
+            results[way] = call()
             times[f"{way}_ms"] = round(sparse_timing.event_time(call, 3) / 1e3, 3)
-    right = results["kernel"]
-    distance = (results["dequantized"] - right).norm() / right.norm()
-    return times | {"distance": round(distance.item(), 4)}
+    distance = error(results["dequantized"], results["kernel"].double())
+    return times | {"distance": round(distance, 4)}
 
 
 def linear(kind: gguf.GGMLQuantizationType) -> Iterator[dict]:

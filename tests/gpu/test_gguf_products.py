@@ -9,12 +9,12 @@ from __future__ import annotations
 import gguf
 import pytest
 import torch
+from gguf_blocks import random_blocks
+from sparse_ops import error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]
 
 HIDDEN, MIDDLE, EXPERTS, TOP_K = 512, 256, 8, 2
-# Bytes at which a block has its float16 scales.
-SCALES = {"Q3_K": [108], "Q6_K": [208], "Q5_K": [0, 2], "Q4_K": [0, 2], "Q2_K": [80, 82]}
 KINDS = ["Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_XS", "IQ3_S", "IQ2_XXS"]
 LINEAR_TOKENS, EXPERT_TOKENS = 64, 64 * EXPERTS // TOP_K
 # The kernels round tokens to 8 bits in blocks of 32; the pieces are rounded to the tokens' type.
@@ -37,13 +37,8 @@ def methods():
 
 def blocks(kind: gguf.GGMLQuantizationType, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random blocks with scales of 2**-8, and what they stand for, float64."""
-    elements, size = gguf.GGML_QUANT_SIZES[kind]
     generator = torch.Generator().manual_seed(7)
-    cut = (*shape[:-1], shape[-1] // elements, size)
-    data = torch.randint(256, cut, dtype=torch.uint8, generator=generator)
-    for place in SCALES.get(kind.name, [0]):
-        data[..., place], data[..., place + 1] = 0, 0x1C
-    data = data.flatten(-2)
+    data = random_blocks(kind, *shape, scale=2**-8, generator=generator)
     dense = torch.from_numpy(gguf.quants.dequantize(data.numpy(), kind)).double().cuda()
     assert dense.isfinite().all()
     return data.cuda(), dense
@@ -51,10 +46,6 @@ def blocks(kind: gguf.GGMLQuantizationType, *shape: int) -> tuple[torch.Tensor, 
 
 def poison() -> None:
     torch.full((32 << 20,), torch.nan, device="cuda")
-
-
-def distance(found: torch.Tensor, right: torch.Tensor) -> float:
-    return ((found.double() - right).norm() / right.norm()).item()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -69,9 +60,9 @@ def test_linear(kind, dtype, figure):
         found = product(x, weight, kind)
         assert found.dtype is dtype
         right = x.double() @ dense.t()
-        figure(f"gguf linear {kind.name} {dtype} {way} relative L2", distance(found, right))
-        assert distance(found, right) < BOUNDS[way]
-        assert distance(found, right.roll(1, 0)) > 0.5  # another token's
+        figure(f"gguf linear {kind.name} {dtype} {way} relative L2", error(found, right))
+        assert error(found, right) < BOUNDS[way]
+        assert error(found, right.roll(1, 0)) > 0.5  # another token's
 
 
 def test_linear_in_pieces(monkeypatch):
@@ -85,7 +76,7 @@ def test_linear_in_pieces(monkeypatch):
     x = torch.randn(LINEAR_TOKENS, HIDDEN, dtype=torch.bfloat16, device="cuda") / 64
     poison()
     found = product(x, weight, kind)
-    assert distance(found, x.double() @ dense.t()) < BOUNDS["dequantized"]
+    assert error(found, x.double() @ dense.t()) < BOUNDS["dequantized"]
 
 
 def experts_reference(x, up, down, weights, ids) -> torch.Tensor:
@@ -116,9 +107,9 @@ def test_experts(kind, dtype, figure):
         poison()
         found = product(x, up, down, weights, ids.int(), kind, kind, "silu")
         assert found.dtype is dtype
-        figure(f"gguf experts {kind.name} {dtype} {way} relative L2", distance(found, right))
-        assert distance(found, right) < BOUNDS[way]
-        assert distance(found, right.roll(1, 0)) > 0.5  # another token's
+        figure(f"gguf experts {kind.name} {dtype} {way} relative L2", error(found, right))
+        assert error(found, right) < BOUNDS[way]
+        assert error(found, right.roll(1, 0)) > 0.5  # another token's
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "IQ2_XXS"])
@@ -144,5 +135,5 @@ def test_experts_in_a_graph(kind):
     ids.copy_(torch.rand(EXPERT_TOKENS, EXPERTS, device="cuda").topk(TOP_K).indices)
     graph.replay()
     right = experts_reference(x, dense_up, dense_down, weights, ids)
-    assert distance(found, right) < BOUNDS["kernel"]
-    assert distance(run(), right) < BOUNDS["dequantized"]
+    assert error(found, right) < BOUNDS["kernel"]
+    assert error(run(), right) < BOUNDS["dequantized"]
